@@ -1,9 +1,9 @@
 """Kafka's log storage as files.
 
 A *store* is one or several log directories in Kafka's own format. It holds *partitions*. A partition is a list of
-*segments*: append-only files of *record batches*. Each segment has sparse indexes by offset, by time, and by position
-in the text of its records. Indexes and caches can be built again from the .log files. Retention and compaction decide
-which data are dropped.
+*segments*: append-only files of *record batches*. Each segment has sparse indexes: by offset, by time, and by byte
+position in the text form of its records, which the mount shows. Indexes and caches can be built again from the .log
+files. Retention and compaction decide which data are dropped.
 
     import logfs
 
@@ -17,8 +17,8 @@ which data are dropped.
         columns = orders.columns(offset=0)            # numpy arrays: offsets, timestamps, value positions, …
         store.groups.commit("billing", "orders-0", first)     # a consumer group's offset, where Kafka keeps it
 
-`open` turns an empty directory into a new store; with `create=True` it also creates a missing directory.
-Offsets count records, positions count bytes, and times are milliseconds since the epoch.
+`open` turns an empty directory into a new store; with `create=True` it also creates a missing directory. Offsets
+count records, positions count bytes, and times are milliseconds since the epoch.
 
 The `logfs` command does the same at a shell prompt (`logfs --help`), and `logfs mount` presents a store as files.
 Read next: docs/architecture.md (the modules and their rules), docs/durability.md (what survives a crash) and

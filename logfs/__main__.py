@@ -8,7 +8,8 @@ import sys
 
 def main() -> int:
     """Run the `logfs` command with the arguments in `sys.argv`, and return its exit code."""
-    # If Ctrl-C were pressed during the import of `logfs.cli`, Python's own handler would print a traceback.
+    # Let Ctrl-C end the process silently during the import of `logfs.cli`: Python's own handler would print a
+    # traceback.
     is_heeded = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if is_heeded:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

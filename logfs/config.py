@@ -1,4 +1,4 @@
-"""The value in force of one setting, and objects with the typed values of all settings.
+"""Computes the values of settings that are in force, and has classes with the typed values of all settings.
 
 A topic-level setting takes its value from the first of these that is set (kafka-storage 11.1):
 
@@ -45,15 +45,15 @@ _UNIT_MS = {
 }
 
 
-# The value in force.
+# The functions below compute the value in force of one setting.
 
 
 def value_in_force(name: str, topic: Mapping[str, str], broker: Mapping[str, str]) -> str:
     """Return the value that a topic-level setting has under the given overrides, as canonical text.
 
     `topic` and `broker` are the overrides of the two levels: texts by setting name. The docstring of this module has
-    the order of precedence. The docstring of `_in_force` has an exception, for the two settings that limit the
-    timestamps of records. Raises `InvalidSetting` for an unknown name or an invalid override.
+    the order of precedence; `_in_force` describes an exception, for the two settings that limit the timestamps of
+    records. Raises `InvalidSetting` for an unknown name or an invalid override.
     """
     return topic_setting(name).format(_in_force(name, topic, broker)[0])
 
@@ -79,11 +79,12 @@ def describe_source(name: str, topic: Mapping[str, str], broker: Mapping[str, st
 
 
 def _in_force(name: str, topic: Mapping[str, str], broker: Mapping[str, str]) -> tuple[Value, str]:
-    """Return a topic-level setting's value in force, and its source as `describe_source` describes it.
+    """Return a topic-level setting's value in force, and its source in the form that `describe_source` returns.
 
-    `message.timestamp.before.max.ms` and `message.timestamp.after.max.ms` are an exception. If such a setting is
-    unlimited, and the deprecated `message.timestamp.difference.max.ms` is not, the value and the source are those of
-    the deprecated setting.
+    Two settings are an exception to the order of precedence in this module's docstring:
+    `message.timestamp.before.max.ms` and `message.timestamp.after.max.ms`. If such a setting is unlimited, and the
+    deprecated `message.timestamp.difference.max.ms` is not, the value and the source are those of the deprecated
+    setting.
     """
     value, source = _first_set(name, topic, broker)
     if name in (BEFORE_MAX_MS, AFTER_MAX_MS) and value == LONG_MAX:
@@ -94,7 +95,7 @@ def _in_force(name: str, topic: Mapping[str, str], broker: Mapping[str, str]) ->
 
 
 def _first_set(name: str, topic: Mapping[str, str], broker: Mapping[str, str]) -> tuple[Value, str]:
-    """Return the value and the source of a topic-level setting, by the order in this module's docstring."""
+    """Return a topic-level setting's value and source, only by the order of precedence in this module's docstring."""
     setting = topic_setting(name)
     if name in topic:
         return setting.parse(topic[name]), f"topic {name}"
@@ -130,8 +131,8 @@ def _check_together(values: Mapping[str, Any]) -> None:
         total, local = values[name], values[f"local.{name}"]
         if values["remote.log.copy.disable"] and local not in (AS_TOTAL, total):
             raise InvalidSetting(
-                f"remote.log.copy.disable: without copies, local.{name} may not differ from {name}={total},"
-                f" but is {local}; set local.{name} to {AS_TOTAL} first"
+                f"remote.log.copy.disable: true requires that local.{name} equals {name}={total},"
+                f" but it is {local}; set local.{name} to {AS_TOTAL} first"
             )
         if total >= 0 and (local == -1 or local > total):
             raise InvalidSetting(
@@ -140,11 +141,11 @@ def _check_together(values: Mapping[str, Any]) -> None:
             )
 
 
-# The typed values.
+# The classes below have the typed values of all settings of one level.
 
 
 def _default(name: str) -> Any:
-    """Return the parsed default of the setting `name`; a list as a frozenset, as the classes below have it."""
+    """Return the parsed default of the setting `name`; a list is returned as a frozenset, as in the classes below."""
     setting = TOPIC_SETTINGS.get(name) or BROKER_SETTINGS[name]
     assert setting.default is not None, name
     return _attribute(setting.parse(setting.default))
@@ -155,13 +156,13 @@ def _attribute(value: Value) -> Value | frozenset[str]:
 
 
 def _attributes(cls: Any, values: Mapping[str, Value]) -> dict[str, Any]:
-    """Return the constructor arguments of `cls`: the settings in `values` for which `cls` has an attribute."""
+    """Return arguments for the constructor of `cls`: the values of the settings for which `cls` has an attribute."""
     names = {field.name.replace("_", "."): field.name for field in fields(cls)}
     return {names[name]: _attribute(value) for name, value in values.items() if name in names}
 
 
 def _check_texts(broker: Mapping[str, str]) -> dict[str, Value]:
-    """Return the parsed broker overrides by name. Raises `InvalidSetting` if any is invalid.
+    """Return the parsed values of the broker's overrides, by setting name. Raises `InvalidSetting` if any is invalid.
 
     Overrides that `BrokerConfig` has no attribute for, such as `log.retention.hours`, are checked, too.
     """
@@ -224,7 +225,10 @@ class LogConfig:
         return cls(**_attributes(cls, values))
 
     def check_change(self, before: LogConfig) -> None:
-        """Raise `InvalidSetting` if the change from `before` disables tiering but keeps remote segments (KIP-950)."""
+        """Raise `InvalidSetting` if the change from `before` disables tiering without deleting the remote segments.
+
+        KIP-950 forbids this.
+        """
         disabled = before.remote_storage_enable and not self.remote_storage_enable
         if disabled and not self.remote_log_delete_on_disable:
             raise InvalidSetting(
@@ -235,7 +239,7 @@ class LogConfig:
 
     @property
     def is_compacted(self) -> bool:
-        """Whether the log is compacted, so that only each key's last record is kept."""
+        """Whether the log is compacted: of the records with the same key, only the last one is kept."""
         return "compact" in self.cleanup_policy
 
     @property
@@ -250,7 +254,7 @@ class LogConfig:
 
     @property
     def local_limits(self) -> tuple[int, int]:
-        """The local retention of a tiered log: (size in bytes, age in ms). A negative limit means unlimited."""
+        """The local retention of a tiered log: (size in bytes, age in ms). A negative number means unlimited."""
         size, age = self.local_retention_bytes, self.local_retention_ms
         return (
             self.retention_bytes if size == AS_TOTAL else size,
@@ -316,18 +320,18 @@ class BrokerConfig:
 
     @classmethod
     def resolve(cls, broker: Mapping[str, str]) -> BrokerConfig:
-        """Return the values of the settings under the broker's overrides: texts by setting name.
+        """Return the broker-level settings in force under the broker's overrides: texts by setting name.
 
-        Raises `InvalidSetting` for an unknown name, an invalid text, or valid values that contradict
-        each other (kafka-storage 11.2).
+        Raises `InvalidSetting` for an unknown name, an invalid text, or valid values that contradict each other
+        (kafka-storage 11.2).
         """
         config = cls(**_attributes(cls, _check_texts(broker)))
         if config.remote_storage_layout == "local" and (
             config.remote_storage_compression or config.remote_storage_encryption_key
         ):
             raise InvalidSetting(
-                "remote.storage.layout: local neither compresses nor encrypts; reset remote.storage.compression and"
-                " remote.storage.encryption.key, or use aiven"
+                "remote.storage.layout: the layout local neither compresses nor encrypts; reset "
+                "remote.storage.compression and remote.storage.encryption.key, or use aiven"
             )
         threads, size = config.log_cleaner_threads, config.log_cleaner_dedupe_buffer_size
         if size <= threads * MIB:

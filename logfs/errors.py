@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return the end of a message about an unknown name, such as `; did you mean 'orders-0'?`, or "".
 
-    The suggestion is the name in `known` that is most similar, whatever the case of the letters.
+    The suggestion is the most similar name in `known`; upper and lower case count as equal.
     """
-    # Imported here, because only an error needs this module.
+    # `difflib` is imported here, because it is needed only after an error.
     from difflib import get_close_matches
 
     by_lower = {each.lower(): each for each in known}
@@ -30,7 +30,8 @@ class LogfsError(Exception):
     """The root class of the errors of logfs."""
 
 
-# Raised for names and offsets that are wrong, and for partitions that exist already or have records.
+# The classes below are raised for names and offsets that are wrong, and for partitions that exist already or have
+# records.
 
 
 class InvalidName(LogfsError, ValueError):
@@ -38,14 +39,14 @@ class InvalidName(LogfsError, ValueError):
 
 
 class UnknownPartition(LogfsError, KeyError):
-    """The store has no partition or topic of that name."""
+    """The store has no partition or topic of the given name."""
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
 class PartitionExists(LogfsError):
-    """The store already has the partition, or a log directory already has an entry of its name."""
+    """The store already has the partition, or a log directory already has a file or directory of that name."""
 
 
 class PartitionNotEmpty(LogfsError):
@@ -53,24 +54,25 @@ class PartitionNotEmpty(LogfsError):
 
 
 class UnknownVolume(LogfsError, LookupError):
-    """The plugin for containers has no volume of that name."""
+    """The volume plugin for containers has no volume of the given name."""
 
 
 class OffsetOutOfRange(LogfsError, IndexError):
     """The offset lies outside the range that the operation allows, or is no longer in the log."""
 
 
-# Raised by appends.
+# The classes below are raised by appends.
 
 
 class RecordTooLarge(LogfsError, ValueError):
-    """A record's batch would be larger than `max.message.bytes` or `segment.bytes`."""
+    """A record is too large: even alone in a batch, it would exceed `max.message.bytes` or `segment.bytes`."""
 
 
 class InvalidRecord(LogfsError, ValueError):
-    """The topic's settings refuse a record (no key where one is needed, or a bad timestamp), or input is malformed.
+    """The topic's settings do not allow a record, or input is malformed.
 
-    Malformed input is, for example, a commit request that cannot be parsed.
+    A record may lack a key in a compacted topic, or have a timestamp out of range. Malformed input is, for example, a
+    commit request that cannot be parsed.
     """
 
 
@@ -79,7 +81,7 @@ class InvalidEnvelope(LogfsError, ValueError):
 
 
 class InvalidProducerEpoch(LogfsError, ValueError):
-    """A batch or marker has a lower epoch than the newest instance of its producer."""
+    """A batch or transaction marker has a lower producer epoch than the newest instance of its producer."""
 
 
 class OutOfOrderSequence(LogfsError, ValueError):
@@ -87,17 +89,17 @@ class OutOfOrderSequence(LogfsError, ValueError):
 
 
 class InvalidTransactionState(LogfsError, ValueError):
-    """A producer with an open transaction sent a batch that does not belong to the transaction."""
+    """A producer with an open transaction has sent a batch that does not belong to the transaction."""
 
 
 class CoordinatorFenced(LogfsError, ValueError):
-    """A marker has a lower coordinator epoch than the newest transaction coordinator."""
+    """A transaction marker has a lower coordinator epoch than that of the newest transaction coordinator."""
 
 
 class CommitPending(LogfsError):
-    """A commit of staged batches is decided and recorded, but could not be finished. The message has the cause.
+    """A commit of staged batches is durably recorded, but not carried out completely. The message has the cause.
 
-    When the cause is removed, the next commit or the next opening of the store finishes the commit.
+    When the cause is removed, the next commit or the next opening of the store completes the commit.
     """
 
 
@@ -126,20 +128,20 @@ class PartitionFailed(LogfsError):
 class LogDirFailed(PartitionFailed, OSError):
     """The partitions of a log directory are offline: it had a storage error, or was removed or replaced.
 
-    Reopen the store to use them again. The error corresponds to Kafka's KafkaStorageException. Its `errno` is None,
-    so callers do not mistake it for a full disk.
+    Reopen the store to use the partitions again. The error corresponds to Kafka's KafkaStorageException. Its `errno`
+    is None, so that callers do not mistake it for a full disk.
     """
 
 
-# Raised for wrong bytes, on the disk or from a caller.
+# The classes below are raised for wrong bytes, on the disk or from a caller.
 
 
 class Corrupt(LogfsError):
-    """Bytes break the format of their file: a bad CRC, an impossible length, a malformed line."""
+    """Bytes violate the format of their file: for example a bad CRC, an impossible length or a malformed line."""
 
 
 class Unsupported(LogfsError):
-    """Bytes are well-formed, but of a kind that this release does not handle."""
+    """Bytes are well-formed, but of a kind or version that this release does not support."""
 
 
 class RemoteStorageError(LogfsError):
@@ -147,7 +149,7 @@ class RemoteStorageError(LogfsError):
 
 
 class NotDecodable(LogfsError, ValueError):
-    """A value has no id of a known schema, the schema cannot be used, or the value's bytes do not fit it."""
+    """A value lacks the id of a known schema, the schema cannot be used, or the value does not match the schema."""
 
 
 class SchemasUnavailable(LogfsError):
@@ -158,11 +160,11 @@ class ClusterError(LogfsError):
     """A Kafka cluster cannot be reached, refuses the credentials, or answers with an error."""
 
 
-# Raised when a store is opened, configured or mounted.
+# The classes below are raised when a store is opened, configured or mounted.
 
 
 class InvalidSetting(LogfsError, ValueError):
-    """A setting's name is unknown, or its value has a wrong type, is out of range or contradicts another one."""
+    """A setting's name is unknown, or its value has a wrong type, is out of range or contradicts another setting."""
 
 
 class StoreLocked(LogfsError):
@@ -170,7 +172,7 @@ class StoreLocked(LogfsError):
 
 
 class RequestInterrupted(LogfsError):
-    """The mount that executed a request ended before it answered the request."""
+    """The process of the mount ended after it had received a request, and before it answered."""
 
 
 class InvalidStore(LogfsError):

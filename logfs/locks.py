@@ -13,7 +13,7 @@ from enum import Enum, IntEnum
 
 
 class Wait(IntEnum):
-    """What a thread may wait for while it holds a lock. Each value includes the values before it."""
+    """What a thread may wait for while it holds a lock. Each value also permits what the values before it permit."""
 
     NOTHING = 0
     FILES = 1
@@ -28,7 +28,7 @@ class Level(Enum):
     lock, and what the lock protects.
     """
 
-    # Jobs, which may take long.
+    # Locks that a long job holds while it runs.
     VOLUME = "LogMounts._locks", Wait.NETWORK, "the mount of a log directory: one request at a time"
     VOLUMES = "VolumeDriver._lock", Wait.SYNCS, "the volumes and their file"
     MOVE = "Mover._running", Wait.NETWORK, "one move at a time"
@@ -40,7 +40,7 @@ class Level(Enum):
         Wait.NETWORK,
         "one round of compaction; the names of its files",
     )
-    # The store.
+    # Locks of the store.
     GROUPS = "Groups._lock", Wait.SYNCS, "the replays of `__consumer_offsets`, and its partitions"
     REGISTRY = (
         "PartitionRegistry.lock",
@@ -54,13 +54,13 @@ class Level(Enum):
         Wait.SYNCS,
         "`__remote_log_metadata`, for loads of others",
     )
-    # Readers.
+    # Locks of readers.
     KEYS = "KeyIndex._lock", Wait.NETWORK, "the tables of a key index and what they cover"
     MERGING = "MergedText._lock", Wait.NETWORK, "the slices of the text of several partitions"
     HIDDEN = "CommittedText._finding", Wait.NETWORK, "the hidden ranges of a text, which only grow"
     METADATA = "RemoteLogMetadata._lock", Wait.FILES, "the replays of `__remote_log_metadata`"
     RECOVERY = "PartitionLoader._turn", Wait.SYNCS, "one recovery of a small partition at a time"
-    # A partition and its files.
+    # Locks of a partition and its files.
     FLUSH = "Flusher.lock", Wait.SYNCS, "the recovery point; the files that a flush syncs"
     PARTITION = "Log.lock", Wait.FILES, "the publication of `state`; producers, leader epochs"
     TEXT = "TextView._extending", Wait.NETWORK, "the segments of a text view"
@@ -72,7 +72,7 @@ class Level(Enum):
     MANIFESTS = "AivenSegment._reading", Wait.NETWORK, "one reading of a manifest at a time"
     DESCRIPTORS = "lock._taking", Wait.FILES, "the record locks of this process"
     CACHE = "ChunkCache._counting", Wait.FILES, "one count of the cached files at a time"
-    # Held for microseconds.
+    # Locks that are held only for microseconds.
     TIERED = "TieredLogs._lock, TieredLog._lock", Wait.NOTHING, "one object for each remote segment"
     CHUNKS = "ChunkReader._lock", Wait.NOTHING, "the chunks that are open or requested"
     MIRROR = "Mirror._lock", Wait.NOTHING, "the map of mirrored partitions"
@@ -93,10 +93,10 @@ class Level(Enum):
 
 
 def make_lock(level: Level) -> threading.Lock:
-    """Return a new lock. Only the tests use `level`: their locks check the order of the levels."""
+    """Return a new lock. `level` is for the tests, which replace this function to check the order of locks."""
     return threading.Lock()
 
 
 def make_rlock(level: Level) -> threading.RLock:
-    """Return a new lock that its holder may take again. Only the tests use `level`, to check the order."""
+    """Return a new reentrant lock. `level` is for the tests, as in `make_lock`."""
     return threading.RLock()

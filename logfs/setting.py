@@ -1,8 +1,7 @@
-"""Kafka's storage settings: names, types, ranges, defaults and synonyms (kafka-storage 11).
+"""The definitions of Kafka's storage settings: names, types, ranges, defaults and synonyms (kafka-storage 11).
 
-Settings whose names begin with `logfs.` are specific to logfs; brokers do not have them.
-
-`logfs.config` determines which text of a setting is in force, and its value.
+Settings whose names begin with `logfs.` are specific to logfs; brokers do not have them. The module `logfs.config`
+determines the values that are in force.
 """
 
 from __future__ import annotations
@@ -28,18 +27,19 @@ MINUTE_MS = 60_000
 HOUR_MS = 3_600_000
 MIB = 1 << 20
 
-# The units that may follow a typed time (in ms), and a typed size (in bytes, as in the GNU tools).
+# The units that a user may type after a time or a size: their values in ms and in bytes. K is 1024 and KB is 1000, as
+# in the GNU tools.
 _TIMES = {"ms": 1, "s": 1000, "m": MINUTE_MS, "h": HOUR_MS, "d": 24 * HOUR_MS, "w": 168 * HOUR_MS}
 _SIZES = {"B": 1} | {
     f"{letter}{suffix}": base**power
     for power, letter in enumerate("KMGT", 1)
     for suffix, base in (("", 1024), ("iB", 1024), ("B", 1000))
 }
-# The unit (in ms) of a setting that is a time, by the last word of the setting's name.
+# A setting that is a time has its unit as the last word of its name. The values are the units in ms.
 _SUFFIXES = {"ms": 1, "minutes": MINUTE_MS, "hours": HOUR_MS}
 
 
-# One setting.
+# The definition of a single setting.
 
 
 class Type(Enum):
@@ -65,7 +65,7 @@ class Range:
     special: int | None = None
 
     def admits(self, value: Value) -> bool:
-        """Whether the number is in the range or is `special`; False for NaN."""
+        """Whether a number is in the range or is `special`; False for NaN."""
         assert isinstance(value, int | float)
         return self.low <= value <= self.high or value == self.special
 
@@ -76,12 +76,12 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """The words that a setting allows. A list has any number of them, any other setting exactly one."""
+    """The words that a setting allows. A value is one of them or, for a setting of type LIST, any number of them."""
 
     words: tuple[str, ...]
 
     def admits(self, value: Value) -> bool:
-        """Whether the word, or every item of the list, is one of `words`."""
+        """Whether a value, or every item of a list, is one of `words`."""
         items = value if isinstance(value, tuple) else (value,)
         return all(item in self.words for item in items)
 
@@ -91,16 +91,16 @@ class Words:
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """Texts that match `regex` as a whole; for a list, its items joined by commas must match.
+    """The values that match `regex` as a whole. The items of a list are joined by commas before they are matched.
 
-    `form` describes these texts in error messages.
+    `form` describes the allowed values in error messages.
     """
 
     regex: str
     form: str
 
     def admits(self, value: Value) -> bool:
-        """Whether the whole text matches; the items of a list are joined by commas first."""
+        """Whether a value as a whole matches `regex`. The items of a list are joined by commas first."""
         text = ",".join(value) if isinstance(value, tuple) else str(value)
         return re.fullmatch(self.regex, text) is not None
 
@@ -112,9 +112,9 @@ class Pattern:
 class Setting:
     """The definition of one setting (kafka-storage 11).
 
-    `default` is a text, or None if Kafka leaves the setting unset. `valid` limits the values; None allows all of the
-    type. `synonyms` are the broker-level names of a topic-level setting, in order of priority: the first one that is
-    set is used.
+    `default` is the default value as text, or None if the setting has no default. `valid` limits the values; None
+    allows all values of the type. `synonyms` are the broker-level names of a topic-level setting, in order of
+    priority: the first one that is set is used.
     """
 
     name: str
@@ -132,9 +132,9 @@ class Setting:
         return f"{_KIND_WORDS[self.type]}{self.valid}"
 
     def parse(self, text: str) -> Value:
-        """Return the value of `text`, ignoring whitespace around it.
+        """Convert text to a value of the setting's type, ignoring whitespace around the text.
 
-        Raises `InvalidSetting` for a text of another type, or a value that `valid` excludes.
+        Raises `InvalidSetting` if the text cannot be converted, or if `valid` does not allow the value.
         """
         value: Value | None
         try:
@@ -142,20 +142,21 @@ class Setting:
         except ValueError:
             value = None
         if isinstance(value, tuple) and isinstance(self.valid, Words):
-            # Kafka accepts the words of cleanup.policy in any case.
+            # As in Kafka, the case of the words does not matter in a list of words, such as cleanup.policy.
             value = tuple(item.lower() for item in value)
         if value is None or (self.valid is not None and not self.valid.admits(value)):
-            # An invalid URL, prefix or name of a key may contain a password, so it is not shown.
+            # An invalid bucket URL, object prefix or key name may contain a password, so do not show it.
             shown = "the value" if self.valid in _UNSHOWN else repr(text)[:80]
             raise InvalidSetting(f"{self.name}: {shown} is refused; give {self.allowed}")
         return value
 
     def parse_typed(self, text: str) -> Value:
-        """Return the value of a text that a person typed: as `parse` does, but a time or a size may have a unit.
+        """Convert text typed by a user to a value. Unlike in `parse`, a time or a size may have a unit.
 
-        Examples are `12h` and `1.5 d` for a time, `10GB` (10^10 bytes) and `10G` or `10GiB` (10 * 2^30) for a size.
-        Settings files have plain numbers, as Kafka's do. Raises `InvalidSetting` as `parse` does, and also for
-        an unknown unit, and for a fraction of a byte or of the setting's unit of time, such as `0.1ms`.
+        Examples are `12h` and `1.5 d` for a time, `10GB` (10^10 bytes) and `10G` or `10GiB` (10 * 2^30 bytes) for a
+        size. Do not use this for settings files, in which numbers have no unit. Raises `InvalidSetting` for the same
+        reasons as `parse`, for an unknown unit, and for a time or size that is not a whole number in the setting's
+        own unit, such as `0.1ms`.
         """
         unit_of_value, units = self._units
         typed = re.fullmatch(r"\s*([0-9]{1,19})(?:\.([0-9]{1,9}))?\s*([A-Za-z]+)\s*", text)
@@ -175,9 +176,9 @@ class Setting:
 
     @property
     def _units(self) -> tuple[int, Mapping[str, int]]:
-        """The unit of the setting's value, and the units that a typed text may have, by name; in ms or in bytes.
+        """The unit of the setting's own value, and the units that a user may type, by name.
 
-        For a setting that is neither a time nor a size, these are 1 and no units.
+        All are in ms for a time, in bytes for a size. For any other setting, the result is 1 and no units.
         """
         words = self.name.split(".")
         if words[-1] in _SUFFIXES:
@@ -185,14 +186,14 @@ class Setting:
         return 1, _SIZES if "bytes" in words or words[-2:] == ["buffer", "size"] else {}
 
     def format(self, value: Value) -> str:
-        """Return the canonical text of a value; `parse` converts it back to the value."""
+        """Convert a value to its canonical text, which `parse` converts back."""
         if isinstance(value, bool):
             return "true" if value else "false"
         return ",".join(value) if isinstance(value, tuple) else str(value)
 
 
 def _check_digits(text: str) -> str:
-    # Python also accepts underscores (1_000) and the digits of other scripts. In a setting both are invalid.
+    # Python also accepts underscores (1_000) and the digits of other scripts. In a setting, neither is valid.
     if "_" in text or not text.isascii():
         raise ValueError(text)
     return text
@@ -207,7 +208,7 @@ def _parse_double(text: str) -> float:
 
 
 def parse_boolean(text: str) -> bool:
-    """Return the value of `true` or `false` in any case. Raises `ValueError` for other texts."""
+    """Convert `true` or `false`, in upper or lower case, to a bool. Raises `ValueError` for any other text."""
     return ("false", "true").index(text.lower()) == 1
 
 
@@ -233,7 +234,7 @@ _KIND_WORDS = {
 }
 
 
-# The tables.
+# The tables of all settings.
 
 
 def _row(
@@ -244,7 +245,7 @@ def _row(
     doc: str,
     *synonyms: str,
 ) -> Setting:
-    """Return a setting. For an integer, `valid` may be its minimum, or None for the whole range of the type."""
+    """Return a `Setting`. For an integer, `valid` may be just its minimum, or None for the range of the type."""
     if type in (INT, LONG) and not isinstance(valid, Range):
         assert valid is None or isinstance(valid, int), name
         most = INT_MAX if type is INT else LONG_MAX
@@ -261,12 +262,12 @@ DIFFERENCE_MAX_MS = "message.timestamp.difference.max.ms"
 _POLICIES = Words(("compact", "delete"))
 _CODECS = Words(("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer"))
 _THROTTLED = Pattern(r"\*|([0-9]+:[0-9]+(,[0-9]+:[0-9]+)*)?", "partition:broker pairs, or *")
-# The pattern excludes keys and passwords, because the URL is stored.
+# The URL is stored as plain text, so the pattern does not allow access keys or passwords in it.
 _BUCKET = Pattern(
     r"((s3|gs|az)://[A-Za-z0-9._-]+(/[^?#@;:%\\\s]*)?|file:///[^?#]+)?",
     "a URL such as s3://bucket/prefix, gs://…, az://… or file:///directory, without credentials",
 )
-# A comma ends a name, so a group whose name has a comma cannot be in the list.
+# The names in the list are separated by commas. So a group with a comma in its name cannot be listed.
 _GROUPS = Pattern(r"([^,]+(,[^,]+)*)?", "the names of consumer groups")
 MIRROR_SOURCE = "logfs.mirror.source"
 _CLUSTER = Pattern(r"[A-Za-z0-9._:,/\[\]-]*", "the addresses or the id of a cluster")
@@ -278,8 +279,9 @@ _VERSION = Pattern(r"[0-9]+(\.[0-9]+){1,3}(-IV[0-9]+)?", "a version such as 3.0-
 _MAX = str(LONG_MAX)
 
 # fmt: off
-# Every row of kafka-storage 11.1, with the defaults of section 15 where a release changed them, and the settings of
-# logfs. The first line of a row is its type, name, default and range; its description and its synonyms follow.
+# The topic-level settings: those of kafka-storage 11.1, with the defaults of its section 15 where a release changed
+# them, and those of logfs. The first line of a row has the type, name, default and allowed values. The description
+# and the synonyms follow.
 _TOPIC_ROWS = (
     _row(LIST, "cleanup.policy", "delete", _POLICIES,
          "What happens to old data: delete drops segments, compact keeps each key's last record.",
@@ -369,8 +371,8 @@ _TOPIC_ROWS = (
     _row(LONG, RETENTION_MS, "604800000", -1,
          "How long a record is kept; -1 is unlimited.",
          "log.retention.ms", "log.retention.minutes", "log.retention.hours"),
-    # A 4.0 broker requires at least 1048576 bytes. A lower minimum is allowed here: logs of older
-    # brokers may have less, nothing in the format depends on it, and tests need small segments.
+    # Kafka 4.0 requires at least 1048576 bytes. logfs allows less: topics of older brokers may be
+    # set to less, the format does not depend on the size, and tests need small segments.
     _row(INT, "segment.bytes", "1073741824", 14,
          "The size at which a segment is full and the next one starts.",
          "log.segment.bytes"),
@@ -398,8 +400,8 @@ _TOPIC_ROWS = (
          "logfs.roll.quiet"),
 )
 
-# The synonyms that differ from their topic-level setting in unit, range or default, and the rows of
-# kafka-storage 11.2 that concern the storage of one machine.
+# Broker-level settings: the synonyms whose unit, range or default differs from that of the topic-level setting, and
+# those settings of kafka-storage 11.2 that concern the storage of one machine.
 _BROKER_ROWS = (
     _row(LONG, "log.retention.ms", None, None,
          "How long a record is kept; negative is unlimited."),

@@ -93,14 +93,14 @@ topic. While log directories are mounted, all commands work except recover, rein
 """
 
 
-# A URL that may contain a password: messages show only its scheme, the first group.
+# A URL that may contain a password. Messages show only its scheme, which is group 1 of the match.
 _SECRET = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+:[/\\]+)(\S*[@?#%]\S*|\S*;\S+)")
 
 
 def without_secrets(message: str) -> str:
     """Return a message without the passwords of URLs: http://user:secret@host becomes http://***.
 
-    Each URL that has `@`, `?`, `#` or `%`, or a `;` before other text, is cut after its scheme.
+    In each URL that has `@`, `?`, `#` or `%`, or a `;` before other text, `***` replaces all that follows the scheme.
     """
     return _SECRET.sub(r"\1***", message)
 
@@ -109,7 +109,7 @@ class _Parser(argparse.ArgumentParser):
     """A parser whose error messages show no passwords of URLs, and suggest options."""
 
     def error(self, message: str) -> NoReturn:
-        """Print a usage error, and exit with 2."""
+        """Print a usage error, and exit with code 2."""
         from logfs.errors import did_you_mean
 
         wrong = re.match(r"unrecognized arguments: (--[a-z-]+)", message)
@@ -138,7 +138,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             sys.stderr.flush()
         except OSError:
-            # The flush fails on a full disk, for example. Python would try it again at its end, and exit with 120
+            # The flush fails on a full disk, for example. At exit Python would flush again, fail, and exit with 120
             # instead of the command's code.
             _discard(sys.stderr)
 
@@ -329,9 +329,10 @@ def mount_helper() -> int:
     parsed = parser.parse_args()
     if parsed.f:
         return 0
-    # mount(8) passes every flag that must be on, also for a remount: clear those that it does not pass.
+    # For a remount, mount(8) passes every flag that is to be set. So clear noexec and nodiratime first; the options
+    # that follow can set them again.
     options = ["-oexec,diratime", *(f"-o{option}" for option in parsed.options)]
-    # The argument is one path, which may contain a comma, or a list of paths.
+    # The first argument is one path, which may contain a comma, or a list of paths separated by commas.
     if os.path.isdir(parsed.log_dirs) or "," not in parsed.log_dirs:
         log_dirs = [parsed.log_dirs]
     else:
@@ -348,7 +349,7 @@ def _run(module: ModuleType, parsed: argparse.Namespace) -> int:
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        # The reader of the output has exited, as `head` does. Print no message.
+        # The reader of the output, such as `head`, has exited. Print no message.
         _discard(sys.stdout)
         return 1
     except OSError as error:
@@ -367,7 +368,7 @@ def _run(module: ModuleType, parsed: argparse.Namespace) -> int:
 
 
 def _discard(stream: TextIO) -> None:
-    """Redirect a stream to /dev/null after a failed write, so that Python's flush at the end does not fail again."""
+    """Redirect a stream to /dev/null after a failed write, so that Python's flush at exit does not fail, too."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 

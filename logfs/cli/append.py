@@ -1,4 +1,4 @@
-"""`logfs append`: append lines or envelopes from files or standard input."""
+"""`logfs append`: append lines of text, or records as JSON envelopes, from files or standard input."""
 
 from __future__ import annotations
 
@@ -74,7 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Append all input, flush it, and print the offsets [first, next) of the new records, if any.
 
     If TARGET is a topic, the records go to several partitions, and only their number is printed. After an error, the
-    records appended before it are also flushed, and their offsets printed. The exit code is 0 if all are durable.
+    records appended before it are also flushed, and their offsets printed. The exit code is 0 if all records are
+    durable.
     """
     from logfs.store.admin.appender import open_appender
 
@@ -106,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
     except OSError as error:
         if not is_done:
             raise
-        # Only the close failed. Return 0: after an error, a caller might append the records once more.
+        # Only closing the store failed. Return 0: after an error, a caller might append the same records again.
         print(
             f"logfs: the records are durable, but the log directory could not be closed ({error}); the next opening "
             "recovers it",
@@ -116,7 +117,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _keyed_lines(arguments: argparse.Namespace) -> KeyedLines | None:
-    """Return the object that makes envelopes from lines; None if each line is a value or an envelope already."""
+    """Return the converter of lines to JSON envelopes; None if each line is a value or an envelope already."""
     if arguments.key_separator is None and not arguments.header and arguments.start is None:
         return None
     from logfs.format.text.keyed_lines import KeyedLines
@@ -151,7 +152,7 @@ def _append(
     before = appender.appended.count
     try:
         with progress_bar(f"appending {name}", size) as bar:
-            # Append each piece of input at once: the writer of a pipe may pause for hours.
+            # Append each piece of input without waiting for more: the writer of a pipe may pause for hours.
             while data := _read(file, appender, lines):
                 appender.write(data if lines is None else lines.write(data))
                 bar.update(len(data))
@@ -159,8 +160,8 @@ def _append(
                 appender.write(lines.finish())
             appender.finish()
     except PartitionFailed:
-        # The partition failed, and no line is at fault. Do not name a line from which to go on: in a topic, lines
-        # after it may already be in other partitions.
+        # The partition failed, and no line is at fault. Do not name a line from which to go on: if TARGET is a topic,
+        # later lines may already be in its other partitions.
         raise
     except LogfsError as error:
         number = appender.appended.count - before + 1
@@ -174,8 +175,8 @@ def _append(
 def _read(file: BufferedReader, appender: Appender, lines: KeyedLines | None) -> bytes:
     """Return the next bytes of input, b"" at its end.
 
-    With `--start`, further lines may continue the last record. If no input comes for a second after a complete line,
-    append this record.
+    With `--start`, one record may have several lines. If no further input comes for a second after a complete line,
+    the record that ends with this line is appended.
     """
     if lines is not None and lines.is_waiting:
         ready, _, _ = select.select([file], [], [], _PAUSE_SECONDS)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from logfs.log.read.reader import Reader
 
 
-# The options that select among records.
+# The names of the options that select records, in `arguments`.
 _SELECTING = ("offset", "time", "since", "until", "key", "grep", "header", "lines")
 
 
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the records; exit code 1 if a record could not be read, or no record has the key."""
+    """Print the records; exit code 1 if a record could not be read, or if no record has the key of `--newest`."""
     if arguments.lines is not None and arguments.lines < 0:
         raise InvalidName(f"-n {arguments.lines}: give a number of records, 0 or more")
     given = [name for name in _SELECTING if getattr(arguments, name) not in (None, [])]
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _ranges(opened: OpenLogs, bounds: Bounds) -> dict[OpenLog, Range]:
-    """Return for each log the offsets [start, end) to print.
+    """Return the offsets [start, end) to print of each log.
 
     If TARGET is a topic, partitions that lack an offset given in `bounds` are left out. Raises `OffsetOutOfRange` if
     no partition is left.

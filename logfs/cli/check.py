@@ -20,14 +20,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _size_bytes(log_dir: Path) -> int:
-    """Return the total size of all .log files in bytes.
+    """Return the total size in bytes of all .log files in a log directory.
 
     Files that cannot be examined count as 0 bytes: the audit reports them.
     """
     total = 0
     for file in log_dir.glob("*/*.log"):
         with suppress(OSError):
-            # Do not follow a link: its target may be missing, or be the link itself.
+            # Do not follow a symlink: its target may be missing, or be the symlink itself.
             total += file.lstat().st_size
     return total
 

@@ -40,9 +40,9 @@ class Target(NamedTuple):
 
 
 def path_argument(text: str) -> Path:
-    """Return an argument as a path. Raises `ArgumentTypeError` if it is empty, or a URL that is not of a bucket.
+    """Return an argument as a path. Raises `ArgumentTypeError` for "", and for a URL that is not a bucket's (s3://…).
 
-    An empty argument usually comes from an unset shell variable, and as a path would mean the working directory.
+    An empty argument usually comes from an unset shell variable. As a path it would mean the working directory.
     """
     try:
         return as_path(not_empty(text))
@@ -58,7 +58,7 @@ def not_empty(text: str) -> str:
 
 
 def group_name(text: str) -> str:
-    """Return the name of a consumer group from the command line. Raises `ArgumentTypeError` if empty or not UTF-8."""
+    """Return the name of a consumer group, unchanged. Raises `ArgumentTypeError` if it is empty or not UTF-8."""
     try:
         not_empty(text).encode()
     except UnicodeEncodeError:
@@ -88,7 +88,7 @@ def add_target(parser: argparse.ArgumentParser, *, topics: bool = False) -> None
 
 
 def add_partition_or_topic(parser: argparse.ArgumentParser) -> None:
-    """Add the argument TARGET of a command that takes a topic as it takes a partition; `target` interprets it."""
+    """Add the TARGET argument of a command that accepts a partition or a topic. Parse it with `target`."""
     what = "LOGDIR/PARTITION or LOGDIR/TOPIC, or LOGDIR… PARTITION or TOPIC"
     parser.add_argument("target", nargs="+", type=not_empty, metavar="TARGET", help=what)
 
@@ -115,14 +115,14 @@ def isolation_level(text: str) -> Isolation:
 
 
 def add_log_dirs(parser: argparse.ArgumentParser) -> None:
-    """Add the argument for log directories."""
+    """Add the argument that names the log directories."""
     parser.add_argument(
         "log_dirs", nargs="+", type=path_argument, metavar="LOGDIR", help="a log directory"
     )
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """Add the option for output as JSON, which the command prints by `print_json`."""
+    """Add the option `--json`. A command that has it prints its JSON output with `print_json`."""
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
 
 
@@ -137,7 +137,7 @@ def log_dirs_of(words: Iterable[str | Path], *, may_be_empty: bool = False) -> l
     """Return the log directories that `words` name; a mountpoint stands for the log directories mounted there.
 
     Raises `InvalidStore` for any other path; the message says what the path is. With `may_be_empty` an empty
-    directory is accepted, too: opening a store in it makes it a log directory.
+    directory is accepted, too: it becomes a log directory when a store is opened in it.
     """
     from logfs.store.directory import recognition
 
@@ -147,7 +147,10 @@ def log_dirs_of(words: Iterable[str | Path], *, may_be_empty: bool = False) -> l
 
 
 def split_name(words: Sequence[Path]) -> tuple[Sequence[Path], str]:
-    """Return ([LOGDIR], NAME) if LOGDIR/NAME, an existing partition or topic, is the only word; else (words, "")."""
+    """Return ([LOGDIR], NAME) if the only word is LOGDIR/NAME, the path of an existing partition or topic.
+
+    Otherwise return (words, "").
+    """
     from logfs.store.directory.recognition import PathKind, recognise
 
     roots = (PathKind.LOG_DIR, PathKind.MOUNTPOINT)
@@ -178,7 +181,7 @@ def target(words: Sequence[str], *, may_be_empty: bool = False) -> Target:
 def with_whole_store(log_dirs: Sequence[Path]) -> list[Path]:
     """Return the given log directories, then the other existing log directories of the same store.
 
-    Committed offsets of groups need this: they may be in any log directory of a store. Raises `OSError`.
+    Use this to find the committed offsets of groups: they may be in any log directory of the store. Raises `OSError`.
     """
     from logfs.log.disk.disk import ReadOnlyDisk
     from logfs.store.directory.log_dir import store_dirs, whole_store
@@ -186,14 +189,14 @@ def with_whole_store(log_dirs: Sequence[Path]) -> list[Path]:
     disk = ReadOnlyDisk()
     here = {Path(os.path.realpath(each)) for each in log_dirs if not isinstance(each, BucketPath)}
     others = sorted(whole_store((disk, path) for path in here) - here)
-    # A path listed in the file `logfs.dirs` may now hold another store, or an empty mountpoint.
+    # Leave out paths that are listed in the file `logfs.dirs`, but now hold another store, or an empty mountpoint.
     return [*log_dirs, *(path for path in others if here & store_dirs(disk, path).all)]
 
 
 def partitions_in(log_dirs: Iterable[Path]) -> set[str]:
-    """Return the names of the partitions in log directories, without directories that cannot be read.
+    """Return the names of the partitions in log directories. A directory that cannot be read counts as empty.
 
-    A partition counts even if only the copy (`-future`) or the original (`-stray`) of a move is there.
+    A partition that is being moved counts even if only its copy (`-future`) or its original (`-stray`) is there.
     """
     found: set[str] = set()
     for path in log_dirs:
@@ -247,7 +250,7 @@ def _check_no_log_dir(path: Path) -> None:
 
 
 def ask(log_dirs: Sequence[Path], request: Request, title: str = "") -> Answer:
-    """Execute an administrative request in the mount of the log directories, or else in this process.
+    """Execute an administrative request: by the mount of the log directories or, without a mount, in this process.
 
     The progress of a long request is shown under `title`. Raises the errors of `client.call`.
     """
@@ -269,11 +272,10 @@ def ask(log_dirs: Sequence[Path], request: Request, title: str = "") -> Answer:
 
 
 def open_for_writing(words: Sequence[str], *, recover: bool = False) -> tuple[Store, Partition]:
-    """Open a store with the partition of a TARGET for writing, and return both. The caller closes the store.
+    """Open a store with the partition of a TARGET for writing, and return both. The caller must close the store.
 
     The store locks the log directories, so no other process can write to them. With `recover` the partition is
-    recovered from its beginning. Raises `UnknownPartition`, the error that keeps the partition offline, and the
-    errors of opening a store.
+    recovered from its beginning. Raises the errors of `existing_target`, `partition` and opening a store.
     """
     from logfs.log.append.partition import writable
     from logfs.store.store import Store
@@ -296,7 +298,8 @@ def open_for_writing(words: Sequence[str], *, recover: bool = False) -> tuple[St
 def partition(store: Store, wanted: Target) -> Log:
     """Return the partition `wanted` of an open store.
 
-    Raises `UnknownPartition`, whose message names the log directories, or the error that keeps it offline.
+    Raises `UnknownPartition`, with the log directories in the message. For an offline partition, raises the error
+    that made it offline.
     """
     if wanted.name not in store and wanted.name not in store.offline:
         raise _unknown(wanted)
@@ -304,9 +307,10 @@ def partition(store: Store, wanted: Target) -> Log:
 
 
 def check_partition_exists(wanted: Target) -> None:
-    """Raise `UnknownPartition` if no log directory has the partition; `OSError` if one could not be searched.
+    """Raise `UnknownPartition` if no log directory has the partition.
 
-    Raises `NotWritable` for a bucket.
+    Raises `OSError` if a log directory could not be searched and the others lack the partition, and `NotWritable` for
+    a bucket.
 
     Call this before the store is opened for writing, which rewrites the clean-shutdown marker: a command for a
     missing partition must not change the directories.
@@ -315,7 +319,7 @@ def check_partition_exists(wanted: Target) -> None:
     for path in wanted.log_dirs:
         _check_local(path)
         try:
-            # For a while, a partition that was moved away leaves its original behind as a deleted directory.
+            # Deleted directories count, too: for a while after a move, the original is kept as one.
             if wanted.name in _partitions_in(path, deleted=True):
                 return
         except OSError as failed:
@@ -329,10 +333,10 @@ def _check_local(path: Path) -> None:
 
 
 def check_deleted(wanted: Target) -> None:
-    """Raise `UnknownPartition` if no log directory has a deleted partition, whichever it is.
+    """Raise `UnknownPartition` if no log directory has any deleted partition, of whatever name.
 
-    Call this before the store is opened for writing, as `check_partition_exists`. Raises `NotWritable` for a bucket,
-    and `OSError`.
+    Call this before the store is opened for writing, for the reason in `check_partition_exists`. Raises `NotWritable`
+    for a bucket, and `OSError` for a directory that cannot be read.
     """
     for path in wanted.log_dirs:
         _check_local(path)
@@ -340,8 +344,8 @@ def check_deleted(wanted: Target) -> None:
             return
     where = ", ".join(str(path) for path in wanted.log_dirs)
     raise UnknownPartition(
-        f"{where}: {wanted.name} cannot be brought back: there is no deleted partition whose file.delete.delay.ms "
-        "has not passed"
+        f"{where}: {wanted.name} cannot be brought back: there is no deleted partition, or its file.delete.delay.ms "
+        "has passed"
     )
 
 

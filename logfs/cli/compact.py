@@ -1,4 +1,4 @@
-"""`logfs compact`: keep only the newest record of each key. It compacts at any dirty ratio."""
+"""`logfs compact`: keep only the newest record of each key, whatever the partition's dirty ratio."""
 
 from __future__ import annotations
 

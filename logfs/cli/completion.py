@@ -17,9 +17,11 @@ if TYPE_CHECKING:
 SHELLS = ("bash", "zsh", "fish")
 _DIRECTORIES = re.compile("LOGDIR|TARGET|MOUNTPOINT|DIR")
 _FILES = re.compile("FILE|MAP")
-# The variable in which the scripts pass the words of the command line to `logfs completion --groups`, one per line.
+# The environment variable in which a completion script passes the words of the command line, one per line, to `logfs
+# completion --groups`.
 _WORDS = "LOGFS_COMPLETED_WORDS"
-# For each shell, the completer of group names, in the form of shtab. `preamble` has the shell functions to define.
+# What completes a group's name in each shell, as the `complete` attribute that shtab reads: a function or command.
+# `preamble` defines the functions.
 _GROUPS = {
     "bash": "_logfs_groups",
     "zsh": "_logfs_groups",
@@ -45,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the script. Raises `LogfsError` if shtab, which makes it, is not installed."""
+    """Print the completion script. Raises `LogfsError` if shtab, which generates it, is not installed."""
     if arguments.groups:
         for group in _groups(os.environ.get(_WORDS, "").splitlines()):
             print(group)
@@ -72,7 +74,7 @@ def _groups(words: list[str]) -> list[str]:
 
 
 def _settings() -> dict[str, object]:
-    """Return, for each shell, the completer of the words of `logfs config`: directories and names of settings."""
+    """Return what completes the words of `logfs config` in each shell: directories and names of settings."""
     from logfs.setting import BROKER_SETTINGS, TOPIC_SETTINGS
 
     names = " ".join(sorted({*TOPIC_SETTINGS, *BROKER_SETTINGS}))
@@ -95,7 +97,7 @@ _logfs_settings() {{
 
 
 def script_for(shell: str) -> str:
-    """Return the script for a shell of `SHELLS`. Raises `LogfsError` if shtab is not installed."""
+    """Return the completion script for a shell of `SHELLS`. Raises `LogfsError` if shtab is not installed."""
     try:
         import shtab
     except ImportError as error:
@@ -104,7 +106,7 @@ def script_for(shell: str) -> str:
 
     parser = whole_parser()
     for action in _actions(parser):
-        # The name of an argument's value in the help tells whether it is a path.
+        # Whether a value is a path is known from its name in the help, such as LOGDIR or FILE.
         name = str(action.metavar or action.dest)
         if "-g" in action.option_strings:
             action.complete = _GROUPS  # type: ignore[attr-defined]
@@ -115,7 +117,7 @@ def script_for(shell: str) -> str:
         elif _FILES.search(name):
             action.complete = shtab.FILE  # type: ignore[attr-defined]
     script = str(shtab.complete(parser, shell))
-    # In zsh, "(*):" completes only the first of several words.
+    # In zsh, "(*):" would complete only the first of several words.
     return script.replace('  "(*):', '  "*:') if shell == "zsh" else script
 
 

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Set each NAME=VALUE, then print each NAME with its value in force and source; without settings, print all."""
+    """Set each NAME=VALUE. Then print the effective value of each NAME, or of all settings, and its source."""
     from logfs.store.admin.requests import Configure, check_topic
     from logfs.store.store import Store
 
@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     changes = parse_changes(changed, of_topic=bool(arguments.topic))
     if changes:
         if arguments.topic:
-            # Check the topic first: if it does not exist, no lock is taken.
+            # Check the topic before any lock is taken: it may not exist.
             with Store(log_dirs, read_only=True, only="") as store:
                 check_topic(store, arguments.topic)
         ask(log_dirs, Configure(dict(changes), arguments.topic or ""))

@@ -31,9 +31,10 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS = 0.2
 _COMMIT_SECONDS = 1.0
-# A batch is the offsets of a partition that are consumed at a time. Without --exec it has at most this many.
+# A partition is consumed in batches, which are ranges of offsets. This is the largest number of offsets in a batch
+# without --exec.
 _PRINTED = 10_000
-# With --exec a batch has at most this many, unless --batch is given.
+# The default of --batch: the largest number of offsets in a batch with --exec.
 _EXECUTED = 1000
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -79,7 +80,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Consume records until the options, a signal or a failed command end it.
 
     The exit code is 1 if a record could not be read, if offsets were deleted before they were read, or if the command
-    failed. After a signal, it is 128 plus the signal's number. Raises `NotWritable` for a bucket, and as `OpenLogs`.
+    failed. After a signal, it is 128 plus the signal's number. Raises `NotWritable` for a bucket, and the errors of
+    `OpenLogs` and `Membership`.
     """
     for option, count in (("-n", arguments.lines), ("--batch", arguments.batch)):
         if count is not None and count < 1:
@@ -113,7 +115,7 @@ class _Signals:
         self.exit_code = 0
 
     def __enter__(self) -> Self:
-        # Python allows handlers in the main thread only; in another thread, signals are not noted.
+        # Python allows signal handlers in the main thread only. In another thread, do not catch the signals.
         is_main = threading.current_thread() is threading.main_thread()
         self._before = {each: signal.signal(each, self._note) for each in _ENDING if is_main}
         return self
@@ -129,14 +131,14 @@ class _Signals:
 
 
 class _Place(NamedTuple):
-    """The next offset to consume of a partition, and its committed offset; -1 for none."""
+    """`taken`: the next offset to consume in a partition. `committed`: its committed offset, -1 if there is none."""
 
     taken: int
     committed: int
 
 
 class _Printed(NamedTuple):
-    """A printed batch: the offsets [start, end) of a partition, and `at`, the position of its text in the output."""
+    """A printed batch: offsets [start, end) of a partition. Its text begins at byte `at` of the output."""
 
     log: OpenLog
     start: int
@@ -145,7 +147,10 @@ class _Printed(NamedTuple):
 
 
 class _Consumer:
-    """Consumes the partitions of a member. `is_whole` is False once a record was lost, or a command has failed."""
+    """Consumes the partitions that are assigned to one member of a consumer group.
+
+    `is_whole` is False once a record was lost, or a command has failed.
+    """
 
     def __init__(self, opened: OpenLogs, member: Membership, arguments: argparse.Namespace) -> None:
         self._opened = opened
@@ -156,7 +161,8 @@ class _Consumer:
         self._due = 0.0
         self._pipe = OutputPipe()
         self._printer = Printer(arguments, arguments.lines, self._pipe.out)
-        # The batches that the reader of the pipe may not have taken completely, in the order of the output.
+        # The printed batches that the reader of the pipe has perhaps not taken completely, in the order of the
+        # output.
         self._printed: list[_Printed] = []
         self._is_refused = False
         # Whether the last commit failed because another process has locked the log directory.
@@ -164,11 +170,11 @@ class _Consumer:
         self.is_whole = True
 
     def consume(self, signals: _Signals) -> None:
-        """Consume batches until the limit of records, the idle time, a signal, or a failure of the command."""
+        """Consume batches until a limit (records or idle time) is reached, a signal arrives, or a command fails."""
         idle, since = self._arguments.idle_exit, time.monotonic()
         while not (self._is_refused or self._printer.is_done or signals.exit_code):
             self._join()
-            # One batch of each partition in turn.
+            # Consume one batch of each partition.
             taken = [not signals.exit_code and self._take(log) for log in [*self._places]]
             if any(taken):
                 since = time.monotonic()
@@ -185,8 +191,8 @@ class _Consumer:
     def finish(self) -> None:
         """Print how many keys and values could not be decoded, and commit all partitions.
 
-        If the reader of standard output, such as `head`, exits now, only the records that the reader has taken are
-        committed. Raises the errors of `commit`.
+        If the reader of standard output, such as `head`, has exited or exits within a second, only the records that
+        it has taken are committed. Raises the errors of `commit`.
         """
         self._printer.finish()
         is_read = self._pipe.await_reader(_COMMIT_SECONDS)
@@ -212,11 +218,11 @@ class _Consumer:
         self._printed = [batch for batch in self._printed if batch.log is not log]
 
     def _is_complete(self, batch: _Printed) -> bool:
-        """Whether a batch was written completely: False if the reader of the output exited before the batch's end."""
+        """Whether all of a batch was written: False if the output's reader exited before the end of the batch."""
         return self._places[batch.log].taken >= batch.end
 
     def _offset_after(self, batch: _Printed, taken: int) -> int:
-        """Return the offset after the records of a batch that lie in the first `taken` bytes of the output."""
+        """Return the next offset after those records of a batch that lie in the first `taken` bytes of the output."""
 
         def is_left(end: int) -> bool:
             text = io.BytesIO()
@@ -256,7 +262,7 @@ class _Consumer:
         return {log.name for log in self._places} == {*self._member.assigned(names)}
 
     def _join(self) -> None:
-        """Release the partitions that are now assigned to other members, and begin those assigned to this one."""
+        """Release the partitions now assigned to other members, and start to read those assigned to this member."""
         self._opened.store.refresh()
         self._opened.find_new()
         mine = {*self._member.assigned([log.name for log in self._opened.logs])}
@@ -271,7 +277,7 @@ class _Consumer:
                 self._member.release(log.name)
         for log in self._opened.logs:
             if log.look_again(refresh=False):
-                # The partition was deleted and created again.
+                # The partition was deleted and created again: start over with the new one.
                 self._places.pop(log, None)
                 self._forget_printed(log)
                 self._member.release(log.name)
@@ -279,8 +285,12 @@ class _Consumer:
                 self._places[log] = log.ask(self._begin)
 
     def _begin(self, reader: Reader) -> _Place:
-        """Return where to begin in a partition: at its committed offset, or without one at the offset of `--from`."""
-        # Compare with the log end offset: read_uncommitted members may have committed beyond the last stable offset.
+        """Return where to begin in a partition.
+
+        This is the group's committed offset or, if there is none, the offset that `--from` gives.
+        """
+        # `end` is the log end offset even for read_committed: read_uncommitted members of the group may have
+        # committed beyond the last stable offset.
         name, end = reader.name.directory, reader.log.state.log_end_offset
         # Another member may have committed since the last refresh.
         self._opened.store.refresh()
@@ -300,7 +310,7 @@ class _Consumer:
         """
         place, left = self._places[log], self._printer.left
         most = _PRINTED if self._arguments.exec is None else self._arguments.batch
-        # Limit the offsets: a range never has more records than offsets.
+        # At most `left` records may be printed. A range of offsets never has more records than offsets.
         most = most if left is None else min(most, left)
         start = max(place.taken, log.reader.log_start_offset)
         end = min(start + most, log.reader.log_end_offset)
@@ -324,7 +334,10 @@ class _Consumer:
         return True
 
     def _execute(self, log: OpenLog, start: int, end: int) -> bool:
-        """Run the command for the offsets [start, end) if the filter admits a record; return False if it fails."""
+        """Run the command for the records at the offsets [start, end), unless the filter admits none of them.
+
+        Return False if the command fails.
+        """
         records = self._printer.out = io.BytesIO()
         self.is_whole &= self._printer.print_logs([log], [(start, end)])
         if not records.tell():
@@ -351,7 +364,10 @@ class _Consumer:
 
 
 def _resolve(text: str, reader: Reader) -> int:
-    """Return the offset in a partition for `text`, the value of `--from`. Raises `InvalidName` if it is malformed."""
+    """Return the offset in a partition that `text`, the value of `--from`, stands for.
+
+    Raises `InvalidName` if `text` is malformed.
+    """
     if text == EARLIEST:
         return reader.log_start_offset
     if text == LATEST:

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     Place = tuple[TopicPartition, int]
 
 _FIELDS = ("value", "key")
-# The most different reasons for failures that are printed, each with its first record. Others are only counted.
+# How many different reasons for failures are printed, each for the first record that has it. Failures with further
+# reasons are only counted.
 _MOST_TOLD = 20
 
 
@@ -56,10 +57,10 @@ class RecordDecoder:
 
     @classmethod
     def of(cls, arguments: argparse.Namespace) -> Self | None:
-        """Return the decoder for the options of `add_schemas`; None without `--schemas`.
+        """Return the decoder for the options of `add_schemas`; None if `--schemas` is not given.
 
-        Raises `InvalidName` for `--decode` with other fields or without `--schemas`, `Unsupported` if the libraries
-        are not installed, and what `open_schemas` raises.
+        Raises `InvalidName` if `--decode` names an unknown field or is given without `--schemas`, `Unsupported` if
+        the libraries are not installed, and the errors of `open_schemas`.
         """
         fields = set((arguments.decode or _FIELDS[0]).split(","))
         if not fields <= {*_FIELDS}:
@@ -79,14 +80,14 @@ class RecordDecoder:
     def decoded(
         self, chunk: Chunk, partition: TopicPartition, *, is_counted: bool = True
     ) -> list[Record]:
-        """Return the records of a chunk with decoded fields.
+        """Return the records of a chunk, with the selected keys and values decoded.
 
         A field that cannot be decoded stays as it is. With `is_counted`, such a failure is printed and counted. Pass
         False for a chunk that will be decoded again, so that no failure counts twice.
         """
         if not self._is_frozen:
-            # Exempt the objects of the loaded modules from garbage collection: scanning them would take half of the
-            # time.
+            # Exempt the objects of the loaded modules from garbage collection: scanning them again and again would
+            # take half of the time of decoding.
             gc.freeze()
             self._is_frozen = True
         records = chunk if isinstance(chunk, list) else list(chunk.records())
@@ -95,7 +96,7 @@ class RecordDecoder:
     def record(
         self, record: Record, partition: TopicPartition, *, is_counted: bool = True
     ) -> Record:
-        """Return a record with decoded fields, as `decoded` does for a chunk."""
+        """Return a record with the selected fields decoded. For failures and `is_counted`, see `decoded`."""
         key, value = record.key, record.value
         place = (partition, record.offset) if is_counted else None
         if key is not None and "key" in self._fields:
@@ -107,7 +108,7 @@ class RecordDecoder:
         )
 
     def report(self) -> None:
-        """Print to standard error how many keys and values could not be decoded, and begin to count again."""
+        """Print to standard error how many keys and values could not be decoded, and reset these counts."""
         for field in _FIELDS:
             if count := self._failed[field]:
                 what, verb = (field, "is") if count == 1 else (f"{field}s", "are")

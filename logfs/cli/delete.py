@@ -18,15 +18,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Delete the partitions: rename their directories to names that end in `-delete`.
 
-    Print until when `logfs undelete` brings each back. The next upkeep or opening of the store after that removes the
-    files.
+    For each partition, print until when `logfs undelete` can bring it back. After that time, the next upkeep or
+    opening of the store removes the files.
     """
     from logfs.format.base.times import format_time
     from logfs.store.admin.requests import Delete
 
     wanted = target(arguments.target)
     check_names(wanted)
-    # Ask with all log directories of the store: the committed offsets, which are deleted too, may be in any of them.
+    # Pass all log directories of the store: the committed offsets, which are deleted too, may be in any of them.
     done = ask(with_whole_store(wanted.log_dirs), Delete(wanted.name))
     for directory, until_ms in zip(done["directories"], done["until_ms"], strict=True):
         if until_ms is None:

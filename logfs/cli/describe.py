@@ -87,7 +87,7 @@ def _print_json(store: Store, is_chosen: Callable[[TopicPartition], bool]) -> No
 
 
 def _error(log_dir: LogDir) -> str | None:
-    """Return the name of the exception that Kafka's tool prints for a failed log directory; None if it works."""
+    """Return the exception that kafka-log-dirs prints for a failed log directory; None for one that works."""
     failed = log_dir.failure is not None
     return "org.apache.kafka.common.errors.KafkaStorageException" if failed else None
 
@@ -116,12 +116,12 @@ def _print_table(store: Store, is_chosen: Callable[[TopicPartition], bool]) -> N
     from logfs.format.base.times import format_time
 
     chosen = [name for name in store if is_chosen(store[name].name)]
-    # Only a part of a tiered log is in the log directory.
+    # For a tiered log, LOCAL is the size of the part in the log directory; SIZE includes the object store.
     shows_local = any(store[name].is_tiered for name in chosen)
     local = ["LOCAL"] if shows_local else []
     rows = [["PARTITION", "START", "END", "SIZE", *local, "SEGMENTS", "LAST RECORD", "LOG DIR"]]
     for name in chosen:
-        # Use one state for all numbers: the log may change meanwhile.
+        # Take all numbers from one state: the log may change meanwhile.
         state = store[name].state
         rows.append(
             [

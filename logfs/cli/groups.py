@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the committed offsets, or commit or delete some; exit code 1 if there was no offset to delete."""
+    """Print the committed offsets, or commit or delete offsets; exit code 1 if there was no offset to delete."""
     from logfs.store.store import Store
 
     log_dirs = with_whole_store(log_dirs_of(arguments.log_dirs))
@@ -101,7 +101,7 @@ def _rows(
     """Yield each committed offset with the log end offset of its partition, None if the store lacks the partition.
 
     `name` (a partition or a topic) and `group` restrict the offsets. Raises `UnknownPartition` if the store lacks
-    `name`, and `InvalidName` if it has no offset of `group`.
+    `name`, and `InvalidName` if no committed offset of `group` is found.
     """
     wanted = None if name is None else names.partitions_named(name, store.registry.homes)
     for each in wanted or ():

@@ -1,4 +1,4 @@
-"""Times as people write them, such as `10 minutes ago`, `yesterday`, `14:00`, beside ms and ISO 8601."""
+"""Parses times as people write them, such as `10 minutes ago` or `14:00`; also ms since the epoch and ISO 8601."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from logfs.errors import InvalidName
 from logfs.format.base.times import parse_time
 
 _DIGIT = re.compile(r"[0-9]")
-# Texts that begin like ISO 8601, or are numbers. If `parse_time` refuses such a text, for example 2021-13-01, it is
-# invalid: dateparser would guess another time.
+# Texts that begin like ISO 8601, or are numbers. They are never passed to dateparser: it would guess a time even for
+# one that `parse_time` refuses, such as 2021-13-01.
 _ISO = re.compile(r"[0-9]{4}-?[0-9]{2}|-?[0-9]+$")
-# A time has three letters in a row, two digits around a separator, or a number with a unit. Other texts are refused,
-# because dateparser would accept even a single letter.
+# A text is passed to dateparser only if it has three letters in a row, two digits around a separator, or a number
+# with a unit: dateparser would accept even a single letter.
 _WORD = re.compile(r"[A-Za-z]{3}|[0-9][:/-][0-9]|[0-9]\s*(ms|s|m|h|d|w|am|pm)\b", re.IGNORECASE)
 
 
 def moment(text: str, now_ms: int) -> int:
-    """Return the time that `text` means, in ms since the epoch: ms, ISO 8601, or English words relative to `now_ms`.
+    """Return the time that `text` means, in ms since the epoch.
 
-    A text without a time zone is in UTC. A day, such as `yesterday` or `monday`, stands for its first moment.
-    Raises `InvalidName` for any other text.
+    `text` is ms since the epoch, ISO 8601, or English words, which may be relative to the present time `now_ms`.
+    Without a time zone, it is in UTC. A day, such as `yesterday` or `monday`, stands for its first moment. Raises
+    `InvalidName` for any other text.
     """
     known = parse_time(text)
     if known is not None:

@@ -1,11 +1,11 @@
 """The members of a consumer group on one machine, and the assignment of partitions to them.
 
-All members lock bytes of one file in the log directory. The kernel releases the locks of a member when its process
-ends, even by a kill, so the other members notice. A group has a range of bytes, its slots: a member locks the lowest
-free one. Its rank is the number of locked slots below its own. With two members, the partitions at indexes 0, 2, 4
-of the sorted list belong to the member of rank 0, and those at 1, 3, 5 to the member of rank 1. A member reads a
-partition only while it has also locked the byte of the partition. The previous owner releases this byte after its
-last commit.
+All members lock bytes of one file in a log directory. The kernel releases the locks of a member when its process
+ends, even by a kill, so the other members notice. Each group has a range of 4,096 bytes, called its slots, and each
+member locks the lowest free slot. The rank of a member is the number of locked slots below its own. The names of the
+partitions are sorted and dealt out by rank: with two members, those at indexes 0, 2, 4 belong to the member of rank
+0, and those at 1, 3, 5 to the member of rank 1. Each partition of a group also has a byte, which a member must lock
+before it reads the partition. The previous owner releases this byte after its last commit.
 """
 
 from __future__ import annotations
@@ -31,10 +31,14 @@ _MOST_MEMBERS = 4096
 
 
 class Membership:
-    """One member of a group. Its locks end with `close`, or with the process."""
+    """One member of a group. `close`, or the end of the process, releases its locks."""
 
     def __init__(self, log_dir: Path, group: str) -> None:
-        """Join a group. Raises `NotWritable` if the file cannot be written, or if the group has 4,096 members."""
+        """Join a group.
+
+        Raises `NotWritable` if the file with the locks cannot be opened for writing, or if the group has 4,096
+        members.
+        """
         self._group = group
         path = log_dir / FILE_NAME
         try:
@@ -68,7 +72,7 @@ class Membership:
         os.close(self._file)
 
     def assigned(self, partitions: Sequence[str]) -> Sequence[str]:
-        """Return the partitions that belong to this member, given the present members of the group."""
+        """Return those of `partitions` that belong to this member, given the present members of the group."""
         others = self._other_slots()
         rank = sum(slot < self._slot for slot in others)
         return sorted(partitions)[rank :: len(others) + 1]
@@ -82,9 +86,9 @@ class Membership:
         self._lock(self._place(partition), fcntl.F_UNLCK)
 
     def _place(self, name: str) -> int:
-        """Return the position of the byte that is locked for a partition in this group.
+        """Return the position in the file of the byte to lock for the partition `name` in this group.
 
-        For "", return a position among the group's slots.
+        If `name` is "", return the position of any of the group's slots.
         """
         digest = hashlib.blake2b(f"{self._group}\0{name}".encode(), digest_size=8).digest()
         return int.from_bytes(digest, "big") >> 2
@@ -99,7 +103,7 @@ class Membership:
         return True
 
     def _other_slots(self) -> list[int]:
-        """Return the slots of the other members."""
+        """Return the numbers of the slots that other members have locked."""
         found: list[int] = []
         ranges = [(self._slots, self._slots + _MOST_MEMBERS)]
         while ranges:
@@ -111,7 +115,8 @@ class Membership:
                 fcntl.fcntl(self._file, fcntl.F_OFD_GETLK, wanted)
             )
             if kind != fcntl.F_UNLCK:
-                # The kernel returns any one lock in the range, so search on both sides of it.
+                # The kernel returns just one of the locks in the range, so search the ranges before and after this
+                # lock, too.
                 found += [place - self._slots for place in range(at, at + length)]
                 ranges += [(start, at), (at + length, end)]
         return found

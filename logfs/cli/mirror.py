@@ -1,4 +1,4 @@
-"""`logfs mirror`: follow topics of a Kafka cluster into a log directory."""
+"""`logfs mirror`: copy topics of a Kafka cluster into a log directory, and follow their changes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_source(parser: argparse.ArgumentParser, verb: str = "mirror") -> None:
-    """Add the arguments for topics and for the connection. `verb` is the verb in the help, such as "push"."""
+    """Add the options that select topics and configure the connection.
+
+    `verb` says in the help text what is done with the topics, such as "push".
+    """
     parser.add_argument(
         "--topics",
         metavar="REGEX",
@@ -51,7 +54,7 @@ def add_source(parser: argparse.ArgumentParser, verb: str = "mirror") -> None:
 
 
 def source_of(arguments: argparse.Namespace) -> tuple[re.Pattern[str], dict[str, Any]]:
-    """Return the pattern for the names of the topics, and the options of the connection.
+    """Return the pattern that the names of the wanted topics match, and the options of the connection.
 
     Raises `InvalidName` for a malformed regular expression, `InvalidSetting` for a wrong option, and `OSError`.
     """
@@ -81,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
     topics, options = source_of(arguments)
     log_dirs = log_dirs_of(arguments.log_dirs, may_be_empty=True)
     shown = _Shown()
-    # Connect first: if the cluster cannot be reached, no new store may be created in the log directory.
+    # Connect once before the store is opened: no new store must be created if the cluster cannot be reached.
     Cluster(arguments.servers, options).close()
     with (
         Store(log_dirs, progress=recovery_progress()) as store,
@@ -109,7 +112,7 @@ class _Shown:
         self._bar: Any = None
 
     def update(self, progress: MirrorProgress) -> None:
-        """Draw the line again; do nothing if standard error is no terminal."""
+        """Draw the line again, unless standard error is not a terminal."""
         if not sys.stderr.isatty():
             return
         if self._bar is None:
@@ -122,6 +125,6 @@ class _Shown:
         self._bar.update(progress.fetched_bytes - self._bar.n)
 
     def close(self) -> None:
-        """Leave the last line on the terminal."""
+        """Move to the next line, so that the last progress line stays on the terminal."""
         if self._bar is not None:
             self._bar.close()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from logfs.mount.mounted_mirror import MirrorOptions
 
-# Options of mount(8) that logfs ignores: whole words here, prefixes in `_IGNORED_BEGINNINGS`.
+# Options of mount(8) that logfs ignores: exact words here, beginnings of words in `_IGNORED_BEGINNINGS`.
 _IGNORED = frozenset(
     {
         "auto",
@@ -114,7 +114,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "and only there are they hidden from other machines"
         ),
     )
-    # The source to show in the mount table, for an fstab line that names several log directories.
+    # The source to show in the mount table. `mount_helper` passes it if the fstab line names several log directories.
     parser.add_argument("--source", help=argparse.SUPPRESS)
     parser.add_argument("--log-file", type=Path, help="the file for the daemon's log messages")
 
@@ -172,7 +172,10 @@ def _remount(arguments: argparse.Namespace) -> int:
 
 
 def _session(arguments: argparse.Namespace) -> Callable[..., None]:
-    """Return a function that serves the mount until its end. It calls its argument `ready` when the mount answers."""
+    """Return a function that mounts, and serves the mount until its end.
+
+    The function has a parameter `ready`, a callback that it calls when the mount can be used.
+    """
     words = _words(arguments)
     try:
         if arguments.write_behind or "write_behind" in words:
@@ -286,7 +289,10 @@ def _write_behind_session(arguments: argparse.Namespace, words: list[str]) -> Ca
 
 
 def _address(text: str) -> tuple[str, int]:
-    """Return host and port of `PORT`, `HOST:PORT` or `[HOST]:PORT`. Raises `ArgumentTypeError`."""
+    """Return the host and the port in `PORT`, `HOST:PORT` or `[HOST]:PORT`.
+
+    Raises `ArgumentTypeError` for any other text.
+    """
     host, _, port = text.rpartition(":")
     if not (port.isascii() and port.isdigit() and int(port) < 1 << 16):
         raise argparse.ArgumentTypeError(f"{text!r} is not [ADDRESS:]PORT, such as 9308")
@@ -310,12 +316,12 @@ def _no_such_option(word: str) -> InvalidStore:
 def _who_may_enter(log_dir: Path) -> str:
     """Return a message that says which users can access the mount with `allow_other`.
 
-    The root of the mount has the mode of the first log directory, so this mode decides.
+    The mode of the first log directory decides this, because the root of the mount has the same mode.
     """
     try:
         is_open = log_dir.stat().st_mode & stat.S_IXOTH
     except OSError:
-        # The mount will create the directory, without access for other users.
+        # The log directory does not exist. The mount will create it without access for other users.
         is_open = False
     if is_open:
         return "all users can access the mount; mode bits control permissions"
@@ -325,7 +331,7 @@ def _who_may_enter(log_dir: Path) -> str:
 def _in_background(serve: Callable[..., None]) -> int:
     """Fork twice to start the daemon, and wait until the mount is ready. Return 0, or print the error and return 1.
 
-    Call it before any lock, mount or thread exists: a fork would lose them. Only the original process returns.
+    The caller must not have any lock, mount or thread yet: a fork would lose them. Only the original process returns.
     """
     reading, writing = os.pipe()
     if os.fork():
@@ -351,9 +357,9 @@ def _in_background(serve: Callable[..., None]) -> int:
 
 
 def _daemon(serve: Callable[..., None], parent: TextIO) -> int:
-    """Serve the mount until it is unmounted, and return the exit code.
+    """Run `serve` in the daemon, until the mount is unmounted, and return the exit code.
 
-    It writes to the pipe `parent` the word `ready`, or one line with an error, and closes the pipe.
+    The word `ready`, or one line with an error, is written to the pipe `parent`, and the pipe is closed.
     """
     import logging
 
@@ -362,7 +368,8 @@ def _daemon(serve: Callable[..., None], parent: TextIO) -> int:
     logger = logging.getLogger(__name__)
 
     def tell(text: str) -> None:
-        # Write only once: after the close, another file, perhaps a segment, may get the descriptor of the pipe.
+        # Write to the pipe only once. After it is closed, its descriptor may belong to another file, perhaps a
+        # segment.
         if parent.closed:
             logger.error("the daemon ends: %s", text)
             return

@@ -1,4 +1,4 @@
-"""Records on standard output: as lines, as envelopes, or formatted by a format string."""
+"""Prints records to standard output: as lines, as JSON envelopes, or by a format string."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ if TYPE_CHECKING:
 
     Range = tuple[int, int | None]
 
-# The size of the output pipe: with the default, 64 KiB, its reader would be woken sixteen times as often.
+# The size of the pipe to which output goes. With the default size of 64 KiB, its reader would be woken 16 times as
+# often.
 _PIPE_BYTES = 1 << 20
-# If fewer than _FEW_OF_MANY records are to be printed, a log is read in parts of _SMALL_SPLIT_BYTES: most of a larger
-# part would be read for nothing.
+# If fewer than _FEW_OF_MANY records are to be printed, a log is read _SMALL_SPLIT_BYTES at a time: most of a larger
+# part would not be printed.
 _FEW_OF_MANY = 10_000
 _SMALL_SPLIT_BYTES = 1 << 20
 
@@ -58,9 +59,10 @@ class Printer:
     def __init__(
         self, arguments: argparse.Namespace, most: int | None = None, out: BinaryIO | None = None
     ) -> None:
-        """Prepare to print to `out`, by default standard output. `most` limits the number of records if not None.
+        """Prepare to print to `out`, by default standard output.
 
-        Raises what `RecordSelector.of` and `RecordDecoder.of` raise.
+        `most` is the largest number of records to print, None for no limit. Raises the errors of `RecordSelector.of`
+        and `RecordDecoder.of`.
         """
         self._json = arguments.json
         self._format = None if arguments.format is None else os.fsencode(arguments.format)
@@ -76,7 +78,7 @@ class Printer:
         return self.left is not None and self.left <= 0
 
     def print_record(self, record: Record, reader: Reader) -> None:
-        """Print one record, even if the filter does not admit it. It does not count for the limit."""
+        """Print one record, even if the filter does not admit it. The record does not count towards the limit."""
         if self._decoder is not None:
             record = self._decoder.record(record, reader.name)
         self.out.write(self._shown(record, reader.name))
@@ -85,7 +87,7 @@ class Printer:
     def print_logs(self, logs: Sequence[OpenLog], ranges: Sequence[Range]) -> bool:
         """Print the records at the offsets [start, end) of each log, and return True if all could be read.
 
-        The records of several logs are merged in the order of time. Raises what `LogScan` raises.
+        The records of several logs are merged by their timestamps. Raises the errors of `LogScan`.
         """
         is_plain = not (self._format or self._filter or self._decoder)
         if len(logs) == 1 and is_plain and self.left is None:
@@ -98,9 +100,9 @@ class Printer:
         return all(scan.whole for scan in scans)
 
     def print_last(self, logs: Sequence[OpenLog], ends: Sequence[int], count: int) -> bool:
-        """Print the last `count` records of all logs together; return True if all could be read.
+        """Print the last `count` records of all logs together, and return True if all could be read.
 
-        `ends` has for each log the offset at which to stop.
+        `ends` has, for each log, the offset at which its records to print end.
         """
         from logfs.log.read.merge import last
 
@@ -135,7 +137,10 @@ class Printer:
         self.out.flush()
 
     def _start_of_last(self, reader: Reader, end: int, count: int) -> int:
-        """Return an offset from which at least `count` records before `end` match; the log start if fewer do."""
+        """Return an offset such that at least `count` records from there up to `end` pass the filter.
+
+        If there are fewer such records, return the log start offset.
+        """
         if self._filter is None:
             return reader.offset_of_last(count) if count > 0 else end
         start, step, found = end, 1024, 0
@@ -167,7 +172,8 @@ class Printer:
 
         reached = -1
         for chunk in scan:
-            # Compute the times from all records, so that the order of the merge does not depend on the filter.
+            # Compute the times for the merge from all records, so that the order of the output does not depend on the
+            # filter.
             times = rising(chunk, reached)
             reached = int(times[-1]) if len(times) else reached
             admitted = decoded = self._decoded(chunk, scan.log.reader.name)
@@ -190,7 +196,7 @@ class Printer:
     def _rendered(
         self, chunk: Chunk, name: TopicPartition
     ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """Return the text of records as uint8, and the position after each record in it as int64[records]."""
+        """Return the text of records as uint8, and the position in it after each record as int64[records]."""
         import numpy as np
 
         from logfs.format.text.rendering import View, render
@@ -211,7 +217,10 @@ class Printer:
         return (record.value or b"") + b"\n"
 
     def _print_text(self, log: OpenLog, start: int, end: int | None) -> bool:
-        """Print the records [start, end) of one log, from its text view if possible; return True if all were read."""
+        """Print the records at the offsets [start, end) of one log, and return True if all could be read.
+
+        If possible, they are read as text (`Reader.text`), which is faster than record by record.
+        """
         from logfs.format.text.rendering import View
 
         view = View.ENVELOPES if self._json else View.LINES
@@ -237,7 +246,7 @@ class Printer:
 
 
 def _past_damage(reader: Reader, start: int, stop: int) -> Iterator[tuple[int, Chunk]]:
-    """Yield (next offset, chunk) for the offsets [start, stop).
+    """Yield (next offset, chunk) for the records at the offsets [start, stop).
 
     Damage is skipped silently: it is reported later, when the records are printed.
     """

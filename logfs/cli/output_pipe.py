@@ -1,4 +1,4 @@
-"""Standard output as a pipe: how many of the written bytes its reader has taken, and whether it still reads."""
+"""Standard output as a pipe: how many of the written bytes have been read from it, and whether it has a reader."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _INT = struct.Struct("i")
 _POLL_SECONDS = 0.005
-# A pipe without a reader has an error; a socket or terminal without one is hung up.
+# What `poll` reports without a reader: POLLERR for a pipe, POLLHUP for a socket or a terminal.
 _GONE = select.POLLERR | select.POLLHUP
 
 
@@ -44,12 +44,13 @@ class OutputPipe:
         """Return how many of the written bytes the reader has taken out of the pipe."""
         if not self.is_pipe:
             return self.written
-        # Bytes of another writer in the pipe count as ours: a record may then be consumed twice, but is not lost.
+        # If another process also writes to the pipe, its unread bytes count as ours. A record may then be consumed
+        # twice, but no record is lost.
         (unread,) = _INT.unpack(fcntl.ioctl(self._raw.fileno(), termios.FIONREAD, bytes(_INT.size)))
         return max(self.written - int(unread), 0)
 
     def await_reader(self, seconds: float) -> bool:
-        """Wait at most `seconds` until the reader has taken all bytes; return False if the reader exits before."""
+        """Wait at most `seconds` until the reader has taken all bytes. Return False only if it exits before that."""
         end = time.monotonic() + seconds
         while self.taken() < self.written:
             if not has_reader():
@@ -61,7 +62,7 @@ class OutputPipe:
 
 
 class _CountedOutput(io.RawIOBase):
-    """Writes to a descriptor, and counts the bytes that it has accepted."""
+    """Writes to a file descriptor, and counts the bytes that were written."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -83,7 +84,7 @@ class _CountedOutput(io.RawIOBase):
 
 
 def has_reader() -> bool:
-    """Whether standard output can still be written to: False once the reader of a pipe or a socket has exited."""
+    """Whether standard output still has a reader: False once the reader of a pipe or a socket has exited."""
     with suppress(OSError, ValueError):
         poll = select.poll()
         # `poll` reports errors even if no event is requested.
@@ -95,7 +96,7 @@ def has_reader() -> bool:
 def pause(seconds: float) -> None:
     """Sleep. Raises `BrokenPipeError` if the reader of standard output has exited.
 
-    Without this check, a command that waits for new records would notice it only at the next record.
+    A command that waits for new records would otherwise notice the exit only when it prints the next record.
     """
     if not has_reader():
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))

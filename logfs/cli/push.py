@@ -52,7 +52,7 @@ def _replicas(text: str) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Push topics, and print how much was sent of each. If one cannot be pushed, send nothing, and return 1.
+    """Push topics, and print how much of each was sent. If any topic cannot be pushed, send nothing, and return 1.
 
     Raises `InvalidName` for a malformed regular expression, and the errors of opening a store and of `Push`.
     """
@@ -96,7 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _tell_reasons(plan: TopicPlan, *, may_translate: bool) -> None:
-    """Print why a topic cannot be pushed, and whether a translation would help."""
+    """Print why a topic cannot be pushed and, if `may_translate`, whether the option `--translate` would help."""
     how = "cannot be pushed" if plan.is_translated else "cannot be pushed as it is"
     print(f"logfs push: {plan.name} {how}:", file=sys.stderr)
     for reason in [*plan.refusals, *(() if plan.is_translated else plan.obstacles)]:
@@ -106,14 +106,14 @@ def _tell_reasons(plan: TopicPlan, *, may_translate: bool) -> None:
 
 
 class _Shown:
-    """A progress bar on the terminal for the present step of a push."""
+    """A progress bar on the terminal for the current step of a push."""
 
     def __init__(self) -> None:
         self._bar: Any = None
         self._work = ""
 
     def update(self, progress: PushProgress) -> None:
-        """Update the bar, or begin another one if the step has changed."""
+        """Update the bar. If the step has changed, start a new bar."""
         if progress.work != self._work:
             self.close()
             self._work = progress.work

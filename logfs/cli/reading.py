@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# The wait between two searches for a partition that is being moved to another log directory.
+# The time between two searches for a partition that is being moved to another log directory.
 _WAIT_SECONDS = 0.1
 _ON_THE_WAY = ("-stray", "-future")
 _NUMBERED = re.compile(rf".+-({names.PARTITION.pattern})")
@@ -43,16 +43,17 @@ class OpenLogs:
     """The partitions that a TARGET argument names, in a store opened read-only. Only one thread may use it.
 
     A name in TARGET is that of a partition or, if no partition has that name, of a topic, which stands for all of its
-    partitions. `logs` has the partitions in the order of the names, those of a topic by number.
+    partitions. `logs` has the partitions in the order of the names in TARGET, those of a topic in the order of their
+    numbers.
     """
 
     def __init__(self, words: Sequence[str], isolation: str, *, groups: bool = False) -> None:
         """Open the store, and find the partitions.
 
-        `words` are those of a TARGET, `isolation` is the name of an isolation level. With `groups`, the other log
-        directories of the store are opened, too: the committed offsets of a group may be there. Raises
-        `InvalidSetting` for an unknown level, `UnknownPartition`, the error that keeps a partition offline, and the
-        errors of opening a store read-only.
+        `words` are the words of a TARGET, `isolation` is the name of an isolation level. With `groups`, all log
+        directories of the store are opened, because the committed offsets of a group may be in any of them. Raises
+        `InvalidSetting` for an unknown level, `UnknownPartition`, the errors of opening a store read-only and, for an
+        offline partition, the error that made it offline.
         """
         from logfs.store.store import Store
 
@@ -61,7 +62,7 @@ class OpenLogs:
             self._target = self._target._replace(log_dirs=with_whole_store(self._target.log_dirs))
         self._isolation = isolation_level(isolation)
         self._names = self._target.name.split(",")
-        # Open only one partition if possible: to open all partitions of a large directory takes long.
+        # Open only one partition if possible: opening all partitions of a large directory takes long.
         only = self._names[0] if self._is_one_partition() else None
         self.store: Store = Store(
             self._target.log_dirs, read_only=True, only=only, progress=recovery_progress()
@@ -81,7 +82,7 @@ class OpenLogs:
 
     @property
     def log_dirs(self) -> Sequence[Path]:
-        """The log directories of the TARGET; with `groups`, all those of the store."""
+        """The log directories in the TARGET; with `groups`, all log directories of the store."""
         return self._target.log_dirs
 
     @property
@@ -106,7 +107,7 @@ class OpenLogs:
             return False
         name = self._names[0]
         if any(isinstance(path, BucketPath) for path in self._target.log_dirs):
-            # The listing of a bucket costs requests, so decide by the form of the name.
+            # Listing a bucket costs requests, so only look whether the name has the form of a partition's name.
             return _NUMBERED.fullmatch(name) is not None
         found = partitions_in(self._target.log_dirs)
         return not found or names.partitions_named(name, found) == [name]
@@ -119,7 +120,10 @@ class OpenLog:
     """
 
     def __init__(self, store: Store, wanted: Target, isolation: Isolation) -> None:
-        """Find the partition in an open store. Raises `UnknownPartition`, and the error that keeps it offline."""
+        """Find the partition in an open store.
+
+        Raises `UnknownPartition` or, for an offline partition, the error that made it offline.
+        """
         self.store = store
         self.name = wanted.name
         self._target = wanted
@@ -129,11 +133,11 @@ class OpenLog:
         self.reader: Reader = self._log.isolated(isolation)
 
     def ask(self, question: Callable[[Reader], T]) -> T:
-        """Return the result of `question`, which is called with the partition's reader.
+        """Call `question` with the partition's reader, and return the result.
 
-        If files leave the log meanwhile (`Gone`), the reader is refreshed and `question` is called again, up to
-        `TRIES` times in all. Raises `Gone` if the last call also fails, and `UnknownPartition` if the partition was
-        deleted.
+        If the call raises `Gone`, because files have left the log, the reader is refreshed and `question` is called
+        again, up to `TRIES` times in all. Raises `Gone` if the last call also fails, and `UnknownPartition` if the
+        partition was deleted.
         """
         for left in reversed(range(TRIES)):
             try:
@@ -145,10 +149,10 @@ class OpenLog:
         raise AssertionError("the last try returns or raises")
 
     def look_again(self, *, refresh: bool = True) -> bool:
-        """Refresh the reader. Return True if the partition was deleted and created again, so its log is another one.
+        """Refresh the reader. Return True if the partition was deleted and created again, so that it has a new log.
 
-        Without `refresh`, the caller has refreshed the store. Return False for a partition that was moved to another
-        log directory: its log is the same. Raises `UnknownPartition` if the partition was deleted.
+        Pass False as `refresh` if the store was refreshed just before. Returns False for a partition that was moved
+        to another log directory: its log is the same. Raises `UnknownPartition` if the partition was deleted.
         """
         if refresh:
             self.store.refresh()
@@ -168,7 +172,8 @@ class OpenLog:
         for _ in range(TRIES):
             if self._target.name in self.store:
                 break
-            # Check for a move before the refresh: if the move ends in between, the refresh finds the partition.
+            # Check for a move before the refresh, not after it: if the move ends in between, the refresh finds the
+            # partition.
             is_moving = _is_moving(self._target)
             self.store.refresh()
             if not is_moving:
@@ -178,7 +183,7 @@ class OpenLog:
 
 
 def _is_moving(wanted: Target) -> bool:
-    """Return whether a log directory has an entry of the partition that exists only during a move."""
+    """Return whether a log directory has a `-future` or `-stray` directory of the partition, as during a move."""
 
     def is_on_the_way(entry: str) -> bool:
         return entry.startswith(f"{wanted.name}.") and entry.endswith(_ON_THE_WAY)

@@ -20,7 +20,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     store, partition = open_for_writing(arguments.target, recover=True)
     with store:
-        # Drop the key indexes, too: the next lookup by key rebuilds them.
+        # Delete the key indexes, too: the next lookup by key rebuilds them.
         partition.forget_keys()
         name = partition.name.directory
         print(

@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.output == Path("-"):
         sys.stdout.write(page)
     elif arguments.output.exists() and not arguments.output.is_file():
-        # A device or a pipe cannot be replaced by a rename.
+        # The output is a device or a pipe: write into it. A rename would put a plain file in its place.
         arguments.output.write_text(page, encoding="utf-8")
     else:
         _replace(Path(os.path.realpath(arguments.output)), page)

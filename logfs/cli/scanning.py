@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     ReadNext = Callable[[Reader, int, int, bool], Iterator[tuple[int, T]]]
 
 _TEXT_BYTES = 1 << 20
-# The bytes of a log that are read at a time as columns.
+# How many bytes of a log are read at a time as columns.
 _SPLIT_BYTES = 64 << 20
-# Up to so many records are read one by one: loading the compiled kernels would take longer.
+# Up to this many records are read one by one: loading the compiled kernels would take longer.
 FEW = 64
-# The limit on rounds of reading. Each round after the first reads up to the new end of a log that was compacted
-# during the round before.
+# A scan reads a log in rounds: if the log was compacted during a round, a further round reads from there up to the
+# new log end. This is the largest number of rounds.
 _ROUNDS = 20
 
 
@@ -39,7 +39,7 @@ class LogScan(Generic[T]):
 
     Damaged ranges, and ranges that retention drops before they are read, are reported on standard error and skipped.
     If the log is compacted during the scan, records may be removed before they are read, because newer records have
-    the same keys. Without an `end`, the scan then continues to the new log end, so that it yields the newer records.
+    the same keys. So a scan without an `end` continues to the new log end, where the newer records are.
     """
 
     def __init__(
@@ -51,11 +51,11 @@ class LogScan(Generic[T]):
     ) -> None:
         """Prepare a scan. Nothing is read yet.
 
-        The scan calls `read(reader, start, stop, by_record)`, which yields pairs (offset, part) for the offsets
+        The scan calls `read(reader, start, stop, by_record)`, which must yield pairs (offset, part) for the offsets
         [start, stop). A part has the next records; after it, all records below `offset` have been yielded. With
-        `by_record`, `read` must read record by record, because a larger read would begin with damage that was
-        reported already. It raises `DamagedRange` at damage. If files have left the log, it raises `Gone`, or
-        `OffsetOutOfRange` if a part of a segment was yielded before.
+        `by_record`, `read` must read record by record, because a read in larger pieces would begin with damage that
+        was reported already. `read` must raise `DamagedRange` at damage. If files have left the log, `read` must
+        raise `Gone`, or `OffsetOutOfRange` if it has yielded a part of a segment before.
         """
         self.log = log
         self._start = start
@@ -67,7 +67,8 @@ class LogScan(Generic[T]):
         """Yield the parts.
 
         Raises `Gone` if files leave the log in `TRIES` attempts in a row, or if the partition was deleted and created
-        again, and `OffsetOutOfRange` if the files of a segment are replaced or moved after a part of it was yielded.
+        again. Raises `OffsetOutOfRange` if the files of a segment are replaced or moved after a part of it was
+        yielded.
         """
         log, start, end = self.log, self._start, self._end
         by_record = False
@@ -96,8 +97,9 @@ class LogScan(Generic[T]):
             except DamagedRange as damage:
                 self._report(str(damage))
                 start = max(damage.next_offset, start)
-                # Damage before a segment's first record covers no offsets, so `start` is the same as before. Another
-                # large read from there would meet the same damage. A read by record begins after the damage.
+                # Damage before a segment's first record covers no offsets, so `start` is the same as before the read,
+                # and another read in large pieces would meet the same damage. A read by record starts after the
+                # damage.
                 by_record |= start == before
             except Gone:
                 # Another process has compacted or moved the partition.
@@ -121,9 +123,9 @@ def _stop(reader: Reader, end: int | None) -> int:
 def read_records(
     reader: Reader, start: int, stop: int, by_record: bool
 ) -> Iterator[tuple[int, Chunk]]:
-    """Read records one by one, as `LogScan` describes.
+    """Yield records one by one. Pass this function to `LogScan` as `read`.
 
-    The read continues across segment boundaries. A read that stopped at a boundary would not raise damage that
+    The read continues across segment boundaries. A read that stopped at a boundary would not notice damage that
     follows the last offset of the segment.
     """
     for record in reader.read(start, stop):
@@ -134,7 +136,7 @@ def read_records(
 def read_chunks(
     reader: Reader, start: int, stop: int, by_record: bool, *, split_bytes: int = _SPLIT_BYTES
 ) -> Iterator[tuple[int, Chunk]]:
-    """Read records as columns, `split_bytes` of the log at a time, as `LogScan` describes.
+    """Yield records as columns, `split_bytes` of the log at a time. Pass this function to `LogScan` as `read`.
 
     With `by_record`, or for at most `FEW` offsets, records are read one by one.
     """
@@ -155,7 +157,10 @@ def read_chunks(
 def read_text(
     reader: Reader, start: int, stop: int, view: View
 ) -> Iterator[tuple[int, bytes]] | None:
-    """Read the text view of the segment at `start`, as `LogScan` describes; return None if it may hide damage."""
+    """Return the text of the records from `start` to `stop` or the end of the segment; None if it may hide damage.
+
+    The result is an iterator over pairs (offset, text), as `LogScan` requires.
+    """
     segment = reader.log.state.segments_from(start)[0]
     if _may_hide_damage(segment, segment.size_bytes):
         return None
@@ -181,14 +186,15 @@ def _text(
 
 @lru_cache(maxsize=1)
 def _may_hide_damage(segment: Segment, size_bytes: int) -> bool:
-    """Return whether a segment has damage that its text view may skip.
+    """Return whether a segment has damage that is not noticed when its text is read.
 
-    The text view skips batches without text, such as control batches, and damage beside them. If the text has as many
-    records as the segment has offsets, no batch was skipped or lost, and the result is False. Otherwise the segment
-    is searched for damage. A compacted segment (`gaps`) is not searched, because it lacks records anyway.
+    A read of the text skips batches without text, such as control batches, and any damage beside them. If the text
+    has as many records as the segment has offsets, no batch was skipped or lost, and the result is False. Otherwise
+    the segment is searched for damage. A compacted segment (`gaps`) is not searched, because offsets are missing
+    anyway.
 
-    `size_bytes` is the present size of the segment. It is part of the cache's key, so that a segment that has grown
-    is searched again.
+    `size_bytes` is the present size of the segment. It is a parameter so that the result is not taken from the cache
+    after the segment has grown.
     """
     from logfs.log.segment import batch_scanner
 

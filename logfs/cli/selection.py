@@ -31,7 +31,7 @@ _RANGE = re.compile(rf"({_BOUND})?\.\.({_BOUND})?")
 
 
 def add_bounds(parser: argparse.ArgumentParser) -> None:
-    """Add the options for ranges of offsets and times; a record must lie in all the given ranges."""
+    """Add the options for ranges of offsets and times. If several are given, a record must lie in all of them."""
     parser.add_argument(
         "-o",
         "--offset",
@@ -94,8 +94,8 @@ class Bounds:
     def of(self, reader: Reader) -> tuple[int, int | None]:
         """Return the range as offsets [start, end) of a log; an `end` of None stands for the log end.
 
-        Raises `OffsetOutOfRange` for a single offset without a record that readers see. For a log without records,
-        also raises it if a bound is `earliest` or the first bound is `latest`.
+        Raises `OffsetOutOfRange` if a single offset is given, and readers see no record there. If the log has no
+        records, also raises it for the bound `earliest`, and for `latest` as the first bound.
         """
         start, end = reader.log_start_offset, None
         if self._offsets is not None:
@@ -104,8 +104,8 @@ class Bounds:
                 at = _resolve(first, reader)
                 if reader.record(at) is None:
                     raise OffsetOutOfRange(
-                        f"{reader.name.directory}: offset {at} has no record: it was compacted away, or is hidden "
-                        "(aborted, or a marker)"
+                        f"{reader.name.directory}: offset {at} has no visible record: it was removed by compaction, "
+                        "or aborted, or is a transaction marker"
                     )
                 start, end = at, at + 1
             else:
@@ -124,10 +124,10 @@ class Bounds:
 def _offsets(text: str) -> tuple[str, str, bool]:
     """Parse the value of `--offset`, and return (first bound, last bound, is_single).
 
-    A bound is a text, "" if it is not given. `is_single` is True if the value stands for a single record.
+    The bounds are texts; a bound that is not given is "". `is_single` is True if the value is a single offset.
     """
     if _SINGLE.fullmatch(text):
-        # `-N` is a range, the last N records, and not a single record.
+        # `-N` stands for a range, the last N records.
         is_single = not text.startswith("-")
         if text.strip("-0") or is_single:
             return text, "", is_single
@@ -159,16 +159,16 @@ def _resolve(text: str, reader: Reader) -> int:
 
 
 def _at_time(reader: Reader, timestamp: int) -> int:
-    """Return the first offset at or after a time (ms) that readers see; the log end if there is none."""
+    """Return the offset of the first visible record at or after a time (ms); the log end offset if there is none."""
     found = reader.offset_for_time(timestamp, shown=True)
     return reader.log_end_offset if found is None else found.offset
 
 
 @dataclass(frozen=True)
 class RecordSelector:
-    """A filter of records: a key, a regular expression that matches in the value, and headers.
+    """A filter for records: by a key, by a regular expression to find in the value, and by headers.
 
-    Each header is a name and a value; None stands for any value.
+    `headers` has pairs of a name and a value that a record must have; the value None admits any value.
     """
 
     key: bytes | None
@@ -177,7 +177,7 @@ class RecordSelector:
 
     @classmethod
     def of(cls, arguments: argparse.Namespace) -> RecordSelector | None:
-        """Return the filter for the options of `add_filter`; None if none is given.
+        """Return the filter for the options of `add_filter`; None if no such option is given.
 
         Raises `InvalidName` for a malformed regular expression.
         """
@@ -194,7 +194,7 @@ class RecordSelector:
         return cls(key, pattern, headers)
 
     def admits(self, record: Record) -> bool:
-        """Whether a record has the key, a match of the pattern, and all headers."""
+        """Whether a record has the wanted key, a match of the pattern in its value, and all wanted headers."""
         if self.key is not None and record.key != self.key:
             return False
         if self.pattern is not None and not self.pattern.search(record.value or b""):

@@ -7,9 +7,10 @@ import socket
 
 
 def notify(*states: str) -> None:
-    """Send states such as `READY=1` to the service manager; do nothing without NOTIFY_SOCKET.
+    """Send states such as `READY=1` to the service manager; do nothing if NOTIFY_SOCKET is not set.
 
-    This variable has the path of the manager's datagram socket; `@` begins an abstract name. Raises `OSError`.
+    The environment variable NOTIFY_SOCKET has the path of the manager's datagram socket; a path that begins with `@`
+    is an abstract socket address. Raises `OSError`.
     """
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:

@@ -33,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the state of a mount or a log directory; without an argument, of all mounts.
 
-    The exit code is 1 if a mount cannot be read, a partition is offline, or a log directory has failed; with `--json`
-    only if a mount cannot be read. Raises the errors of `watch.source`.
+    The exit code is 1 if a mount cannot be read, a partition is offline, or a log directory has failed. With `--json`
+    it is 1 only if a mount cannot be read. Raises the errors of `watch.source`.
     """
     from logfs.cli.watch import MountSource, mounts, source
 

@@ -49,12 +49,12 @@ def run(arguments: argparse.Namespace) -> int:
             opened.store.refresh()
             for log in opened.logs:
                 if log.look_again(refresh=False):
-                    # The partition was deleted and created again.
+                    # The partition was deleted and created again: print the new one from its start.
                     ends[log] = log.reader.log_start_offset
             for log in opened.find_new():
                 ends[log] = log.reader.log_start_offset
-            # Read the ends before printing: records appended during the output are printed in the next turn. After a
-            # truncation the end is below the start, and nothing is printed.
+            # Read the log ends before printing: records that are appended meanwhile are printed in the next turn.
+            # After a truncation the end is below the start, and nothing is printed.
             starts, ends = ends, {log: log.reader.log_end_offset for log in opened.logs}
             ranges = [(starts[log], ends[log]) for log in opened.logs]
             whole &= printer.print_logs(opened.logs, ranges)

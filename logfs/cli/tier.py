@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments: log directories, the partitions, `--take-over`, and `--dry-run`, which only lists."""
+    """Add the arguments: log directories, partitions, `--take-over`, and `--dry-run`, which only lists segments."""
     add_log_dirs(parser)
     parser.add_argument(
         "-p",
@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     A mount does the same in the background. The exit code is 1 if a log directory has failed, or a partition is
     offline. Raises `InvalidSetting` for a partition whose topic is not tiered, `NotWritable` if the bucket belongs to
-    another store, and `RemoteStorageError`.
+    another store, and `RemoteStorageError` if the object store fails.
     """
     from logfs.store.admin.requests import Tier
 

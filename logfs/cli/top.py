@@ -28,10 +28,10 @@ _BYTES_OUT = "kafka_server_brokertopicmetrics_bytesout_total"
 class Row(NamedTuple):
     """One partition in the table. None stands for an unknown value.
 
-    `size` is in bytes, and so is `remote`, the part of a tiered log in the object store. `start` and `end` are the
-    log start and end offsets. `records` (appended), `bytes_in` and `bytes_out` are rates per second. `dirty` is the
-    cleaner's dirty ratio, from 0 to 1, and `lag` the largest lag of a consumer group, in offsets. `state` has words
-    such as "offline" and "damaged", separated by commas, or is empty.
+    `size` is the size of the log in bytes; `remote` is the part of it in the object store, for a tiered log. `start`
+    and `end` are the log start and end offsets. `records` (appended), `bytes_in` and `bytes_out` are rates per
+    second. `dirty` is the cleaner's dirty ratio, from 0 to 1, and `lag` the largest lag of a consumer group, in
+    offsets. `state` has words such as "offline" and "damaged", separated by commas, or is empty.
     """
 
     name: str
@@ -48,7 +48,8 @@ class Row(NamedTuple):
     remote: float | None = None
 
 
-# The sort keys by name: the letter that selects the key in the live table, and the function for `sorted`.
+# The possible sort orders, by name: the letter that selects one in the live table, and the `key` function for
+# `sorted`.
 SORTS: Mapping[str, tuple[str, Callable[[Row], float]]] = {
     "size": ("s", lambda row: -row.size),
     "records": ("r", lambda row: -(row.records or 0)),
@@ -59,7 +60,7 @@ SORTS: Mapping[str, tuple[str, Callable[[Row], float]]] = {
     "segments": ("g", lambda row: -row.segments),
     "name": ("n", lambda row: 0),
 }
-# The keys of the fields of a `Row` in JSON.
+# The names of the fields of a `Row` in JSON, in the order of the fields.
 _KEYS = (
     "partition",
     "sizeBytes",
@@ -90,7 +91,7 @@ _HEADINGS = (
 )
 
 
-# The columns that a narrow terminal leaves out, in this order.
+# The columns to leave out on a narrow terminal, in the order in which they are left out.
 _LEAST_WANTED = ("DIRTY", "START", "SEGMENTS", "MB/S OUT", "REMOTE", "SIZE", "END")
 
 
@@ -144,7 +145,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-# The table.
+# The functions below compute the rows of the table, and format them as text.
 
 
 def rows(before: StoreSnapshot, after: StoreSnapshot, seconds: float) -> list[Row]:
@@ -156,7 +157,8 @@ def rows(before: StoreSnapshot, after: StoreSnapshot, seconds: float) -> list[Ro
     lags: dict[tuple[tuple[str, str], ...], float] = {}
     for labels, lag in after.metrics.get("logfs_group_lag", {}).items():
         lags[labels[1:]] = max(lags.get(labels[1:], 0), lag)
-    # Appends by another process are not counted, so the rates of a read-only store come from its offsets and sizes.
+    # A read-only store cannot count appends, because another process makes them, so take the rates from the offsets
+    # and sizes.
     is_followed = bool(after.status["read_only"])
 
     found = []
@@ -241,7 +243,7 @@ def _chosen(found: Sequence[Row], sort: str, count: int | None) -> Sequence[Row]
 
 
 def _whole(value: object) -> object:
-    """Return a whole number as an int: the metrics are floats."""
+    """Return a float without a fraction as an int, and any other value unchanged. (Metrics are floats.)"""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -250,7 +252,7 @@ def _optional(value: float | None, form: str) -> str:
 
 
 def _size(size: float) -> str:
-    """Return a number of bytes as about three digits and a unit letter; each unit is 1024 times the one before."""
+    """Return a number of bytes as text, such as `1.5M`; each unit is 1024 times the one before."""
     for unit in ("B", "K", "M", "G"):
         if size < 1000:
             return f"{size:.0f}{unit}" if unit == "B" or size >= 100 else f"{size:.1f}{unit}"
@@ -283,7 +285,7 @@ def _print_once(watched: Source, arguments: argparse.Namespace) -> None:
     print("\n".join(table(found, arguments.sort, arguments.rows)))
 
 
-# On a terminal.
+# The class and the function below show the table live on a terminal.
 
 
 class _Live:
@@ -314,14 +316,14 @@ class _Live:
                     before, seen, due = after, now, now + self.interval
 
     def _press(self, pressed: str) -> bool:
-        """Apply the pressed keys, and return whether to continue. An empty text means that the terminal is closed."""
+        """Apply the pressed keys, and return whether to continue. `pressed` is "" if the terminal is closed."""
         for name, (letter, _) in SORTS.items():
             if letter in pressed:
                 self.sort = name
         return bool(pressed) and "q" not in pressed
 
     def _draw(self, look: StoreSnapshot) -> None:
-        # Do not use COLUMNS and LINES of the environment: they do not follow a resize of the terminal.
+        # Ask the terminal for its size: the environment variables COLUMNS and LINES do not follow a resize.
         width, height = os.get_terminal_size(sys.stdout.fileno())
         keys = " ".join(f"{letter}:{name}" for name, (letter, _) in SORTS.items())
         head = [
@@ -338,9 +340,9 @@ class _Live:
 
 @contextmanager
 def _terminal() -> Iterator[tuple[int, int]]:
-    """Set the terminal up for the live table, and restore it at the end, also after an exception.
+    """Set up the terminal for the live table, and restore it at the end, also after an exception.
 
-    Yields two descriptors to read from: that of the pressed keys, and one that is readable after a resize.
+    Yields two descriptors to wait for: one to read pressed keys from, and one that is readable after a resize.
     """
     import termios
     import tty

@@ -1,4 +1,4 @@
-"""`logfs umount`: unmount, and wait until the daemon has ended. The daemon of a store closes the store first."""
+"""`logfs umount`: unmount, and wait until the mount's daemon has closed the store and ended."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from logfs.store.directory.mount_table import MountEntry
 
-# Exit code: the mountpoint is unmounted, but the filesystem is still mounted elsewhere, so the log directories stay
-# locked.
+# The exit code if the mountpoint was unmounted, but the filesystem is still mounted elsewhere, so that the log
+# directories stay locked.
 SERVED_ELSEWHERE = 3
 # How long to wait for the daemon to end before searching for other mounts of the filesystem.
 _GRACE_SECONDS = 1.0
@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     if mount is None:
         raise InvalidStore(f"{mountpoint}: no logfs is mounted here")
     if arguments.lazy:
-        # Do not read the status: a stopped daemon would never answer.
+        # Do not read the status from the mount first: a stopped daemon would never answer.
         unmount(mountpoint, lazy=True)
         return 0
     with _telling(
@@ -108,20 +108,20 @@ def _status(mountpoint: Path) -> dict[str, Any]:
 
 
 def _check_closed(status: dict[str, Any]) -> int:
-    """Print to standard error each log directory without a clean-shutdown marker; return 1 if there are any, else 0.
+    """Print each log directory that has no clean-shutdown marker; return 1 if there are any, else 0.
 
-    `status` is the `status.json` of the mount, read before the unmount. A read-only mount and a write-behind mount
-    leave no marker, and give 0.
+    `status` is the content of the mount's `status.json` before the unmount. A read-only mount and a write-behind
+    mount leave no marker; for these, return 0.
     """
     from logfs.store.directory.log_dir import CLEAN_SHUTDOWN
 
     if "write_behind" in status or status["read_only"]:
         return 0
-    # `exists` is also False on a failed disk: then the directory is reported, too.
+    # On a failed disk `exists` returns False, so its directory is reported, too.
     left = [
         path
         for path in status["log_dirs"]
-        # A process that has opened the directory since has removed the marker.
+        # A process that has opened the directory since then has removed the marker.
         if not os.path.exists(f"{path}/{CLEAN_SHUTDOWN}") and not _is_in_use(path)
     ]
     if status["unloaded"] and not status["offline"]:
@@ -137,7 +137,7 @@ def _check_closed(status: dict[str, Any]) -> int:
 
 
 def _is_in_use(log_dir: str) -> bool:
-    """Whether a process has the lock of a log directory."""
+    """Whether a process holds the lock of a log directory."""
     from logfs.log.disk.disk import Disk
     from logfs.store.directory.lock import holder
 
@@ -148,9 +148,9 @@ def _is_in_use(log_dir: str) -> bool:
 
 
 def _wait(mount: MountEntry, pid: int, daemon: int) -> int:
-    """Wait until the daemon ends, or is found to serve the filesystem elsewhere; return the exit code.
+    """Wait until the daemon ends, or until it is known to serve the filesystem elsewhere; return the exit code.
 
-    `daemon` is a pidfd, which becomes readable when the process ends.
+    `pid` is the daemon's process id, `daemon` its pidfd, which becomes readable when the process ends.
     """
     from logfs.store.directory.mount_table import is_served, other_mounts
 
@@ -173,7 +173,7 @@ def _wait(mount: MountEntry, pid: int, daemon: int) -> int:
 
 
 def _tell(mountpoint: str, daemon: int, others: dict[str, list[int]]) -> None:
-    """Print, in one line, where the filesystem is still mounted.
+    """Print, in one line, where the filesystem is still mounted. `daemon` is the process id of its daemon.
 
     `others` maps each path where it is mounted to the ids of processes in other mount namespaces that see it there.
     """

@@ -1,4 +1,4 @@
-"""`logfs undelete`: bring a deleted partition, or topic, back while its files are still there."""
+"""`logfs undelete`: bring back a deleted partition or topic, as long as its files are still there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Bring the partitions back, with the settings of their topic and the commits of groups; print their paths."""
+    """Bring back the partitions, their topic's settings and the groups' committed offsets, and print the paths."""
     from logfs.store.admin.requests import Undelete
 
     wanted = target(arguments.target)

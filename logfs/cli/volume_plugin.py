@@ -20,7 +20,7 @@ LOGS = Path("/var/lib/logfs")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments: the socket, the directory of the plugin's state, and that of new log directories."""
+    """Add the arguments: the socket, the directory for the plugin's state, and the parent of new log directories."""
     parser.add_argument(
         "--socket",
         type=path_argument,
@@ -47,18 +47,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Serve until SIGTERM or Ctrl-C. Volumes stay mounted after that.
 
-    Raises `Corrupt`, `InvalidStore` and `OSError`, as `VolumeDriver` and `VolumeServer` do.
+    Raises the errors of `VolumeDriver` and `VolumeServer`: `Corrupt`, `InvalidStore` and `OSError`.
     """
     from logfs.volume.driver import VolumeDriver
     from logfs.volume.server import VolumeServer
 
     logging.basicConfig(level=logging.INFO, format="logfs volume-plugin: %(message)s", force=True)
-    # The driver compares these paths with the paths of log directories, which have no symlinks.
+    # Resolve symlinks, because the driver compares these paths with the resolved paths of log directories.
     driver = VolumeDriver(arguments.state.resolve(), arguments.logs.resolve())
     with VolumeServer(driver, arguments.socket.absolute()) as server:
 
         def stop(*_: object) -> None:
-            # Call `shutdown` in a thread: it waits for `serve_forever`, which this signal handler interrupts.
+            # Call `shutdown` in a thread: it waits for the end of `serve_forever`, which is suspended while this
+            # handler runs.
             threading.Thread(target=server.shutdown).start()
 
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,4 +1,4 @@
-"""The sources of `status` and `top`: a mount, read through its own files, or a log directory, opened read-only."""
+"""What `status` and `top` show: a mount, read through its own files, or a log directory, opened read-only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from logfs.log.disk.disk import TRIES, Gone
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# `name{labels} value`: every line of `.logfs/metrics` except its comments.
+# A line of `.logfs/metrics`, `name{labels} value`. Only comment lines have another form.
 _SAMPLE = re.compile(r"^([a-z_]+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 _LABEL = re.compile(r'([a-z_]+)="((?:[^"\\]|\\.)*)"')
 _ESCAPED = re.compile(r"\\(.)")
@@ -23,8 +23,8 @@ _ESCAPED = re.compile(r"\\(.)")
 class StoreSnapshot(NamedTuple):
     """The state of a store at one moment.
 
-    `status` is the content of `status.json`. `metrics` maps the name of a metric to its samples, and the samples map
-    labels, as (name, value) pairs, to a value.
+    `status` is the content of `status.json`. `metrics` maps the name of a metric to its samples, and each sample's
+    labels, as (name, value) pairs, to the sample's value.
     """
 
     status: Mapping[str, Any]
@@ -119,7 +119,10 @@ class LogDirSource:
 
 
 def mounts() -> list[str]:
-    """Return the mountpoints of all mounts of stores, without bind mounts of directories in them."""
+    """Return the mountpoints of all mounts of stores.
+
+    Bind mounts of a directory inside such a mount, and write-behind mounts, are left out.
+    """
     from logfs.store.directory.mount_table import FILESYSTEM_TYPE, logfs_mounts
 
     return [
@@ -145,14 +148,15 @@ def source(path: Path | None) -> Source:
                 f"give a mount or a log directory; it may be left out only if one logfs is mounted (mounted: {which})"
             )
         return MountSource(found[0])
-    # Compare the unresolved path first: resolving a mountpoint asks its daemon, which may be stopped.
+    # Compare the path before its symlinks are resolved: to resolve a mountpoint, the kernel asks the mount's daemon,
+    # which may be stopped.
     for resolve in (os.path.abspath, os.path.realpath):
         absolute = resolve(path)
         if absolute in mounts():
             return MountSource(absolute)
     found_kind = recognise(path)
     if found_kind.kind is PathKind.EMPTY:
-        # The directory may be a mountpoint with nothing mounted on it.
+        # An empty directory may be a mountpoint on which nothing is mounted.
         raise found_kind.error("; no logfs is mounted there")
     if found_kind.kind not in (PathKind.LOG_DIR, PathKind.BUCKET, PathKind.UNKNOWN):
         raise found_kind.error()

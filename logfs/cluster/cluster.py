@@ -28,51 +28,51 @@ if TYPE_CHECKING:
     from typing import Self
 
 # With SO_LINGER 0, closing a connection discards unsent data, also when the process is killed. Otherwise a batch
-# could reach the broker after the next push has read the end of the log, and be in the log twice.
+# could reach the broker after the next push has read the log end offset, and be appended twice.
 _SOCKET_OPTIONS = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)),
 )
-# Internal topics with the state of one cluster or store. Another cluster or store must not get their records.
+# Internal topics, which hold the state of one cluster or store. Their records must not be copied to another one.
 OWN_TOPICS = frozenset(
     {"__consumer_offsets", "__transaction_state", "__share_group_state", "__remote_log_metadata"}
 )
 
 # The last version of Fetch that identifies topics by name, not by id. It has every field that a follower needs.
 _FETCH_VERSION = 12
-# The replica id of a consumer, and the session epoch of a fetch without a session.
+# The replica id that a consumer sends, and the session epoch of a fetch without a session.
 _CONSUMER = -1
 _FULL_SESSION = -1
-# How long a broker may wait for new records.
+# How long a broker may wait for new records before it answers a fetch.
 FETCH_WAIT_MS = 500
-# The most bytes of an answer, and of one partition in it.
+# The largest size of a fetch response in bytes, and of the records of one partition in it.
 _FETCH_BYTES = 16 << 20
 _PARTITION_BYTES = 4 << 20
 # The timestamps in ListOffsets that stand for the log start offset and the high watermark.
 _EARLIEST, _LATEST = -2, -1
 # The last version of Produce that identifies topics by name, not by id.
 _PRODUCE_VERSION = 12
-# The value of acks with which the broker waits for all in-sync replicas, and how long it waits.
+# acks=-1: the broker waits until all in-sync replicas have the batches, for at most this time.
 _ALL_IN_SYNC = -1
 _PRODUCE_TIMEOUT_MS = 20_000
 
-# Error codes of Kafka's protocol, which docs/kafka-storage.md does not list.
+# Error codes of Kafka's network protocol. docs/kafka-storage.md does not list them.
 NONE = 0
 OFFSET_OUT_OF_RANGE = 1
 UNKNOWN_TOPIC = 3
 _MOVED = frozenset({3, 5, 6, 9, 56, 74, 75, 100, 103})
 """The errors of a partition that has another leader now, or soon will have."""
-# After one of these errors a batch may be in the log or not: the leader moved, the request timed out, the connection
-# broke, or too few replicas were in sync.
+# Error codes after which a batch may or may not be in the log: the leader has moved, the request timed out, the
+# connection broke, or too few replicas were in sync.
 _UNSURE = _MOVED | {7, 13, 19, 20}
 
 
 @dataclass(frozen=True)
 class RemoteTopic:
-    """A topic of the cluster. `topic_id` is None if its brokers have no topic ids (before Kafka 2.8).
+    """A topic of the cluster. `topic_id` is None if the brokers have no topic ids (before Kafka 2.8).
 
-    `leaders` maps each partition's number to (node id of the leader, leader epoch). The node id is -1 without a
+    `leaders` maps each partition's number to (node id of the leader, leader epoch). The node id is -1 if there is no
     leader.
     """
 
@@ -82,7 +82,7 @@ class RemoteTopic:
 
 
 class Wanted(NamedTuple):
-    """One partition of a fetch: the `offset` to begin at, and two epochs that the broker compares with its own.
+    """One partition in a fetch request: its first `offset`, and two epochs that the broker compares with its own.
 
     `leader_epoch` is the epoch of the partition's leader in the metadata of the cluster. `last_epoch` is the epoch of
     the batch before `offset`; if it is -1, the broker does not check whether the logs differ before `offset`.
@@ -95,7 +95,7 @@ class Wanted(NamedTuple):
     last_epoch: int
 
     def after(self, found: Fetched) -> Wanted | None:
-        """Return the fetch that follows the append of `found`; None if the leader's log diverges."""
+        """Return the fetch to send once the batches in `found` are appended; None if the leader's log diverges."""
         if found.diverging is not None:
             return None
         offset, epoch = self.offset, self.last_epoch
@@ -105,10 +105,10 @@ class Wanted(NamedTuple):
 
 
 class Fetched(NamedTuple):
-    """The answer for a partition: an error code, or raw batches, and the leader's log start and high watermark.
+    """The response for a partition: an error code, or raw batches, with the leader's log start and high watermark.
 
-    If the requester's log differs from the leader's before the requested offset, `diverging` has an epoch of the
-    leader's log, and the offset at which this epoch ends there (kafka-storage 10.5). Otherwise it is None.
+    If the requester's log differs from the leader's before the requested offset, `diverging` is (epoch, end offset):
+    an epoch of the leader's log, and the offset at which it ends there (kafka-storage 10.5). Otherwise it is None.
     """
 
     topic: str
@@ -121,9 +121,10 @@ class Fetched(NamedTuple):
 
 
 class Outgoing(NamedTuple):
-    """One batch to send to a partition. `offset` is the base offset that it must get in the cluster: the log end.
+    """One batch to send to a partition.
 
-    `data` is the whole batch, with the base offset 0. `records` is the number of its records.
+    `data` is the whole batch, with the base offset 0. `records` is the number of its records. `offset` is the offset
+    that the broker must assign as base offset: the log end offset of the partition in the cluster.
     """
 
     topic: str
@@ -134,7 +135,7 @@ class Outgoing(NamedTuple):
 
 
 class Produced(NamedTuple):
-    """The answer for a batch: an error code, the broker's text about it or "", and the base offset in the log."""
+    """The response for a batch: an error code, the broker's message about it or "", and the assigned base offset."""
 
     topic: str
     partition: int
@@ -144,7 +145,10 @@ class Produced(NamedTuple):
 
     @property
     def is_unsure(self) -> bool:
-        """Whether the batch may be in the log in spite of the error. Only the log end offset shows whether it is."""
+        """Whether the batch may have been appended in spite of the error.
+
+        Only the log end offset of the partition shows whether it was.
+        """
         return self.error in _UNSURE
 
 
@@ -152,7 +156,7 @@ _Part = TypeVar("_Part", Wanted, Outgoing)
 
 
 class EpochEnd(NamedTuple):
-    """The answer for a partition: an error code, or the leader's greatest epoch that is not above the requested one.
+    """The response for a partition: an error code, or the leader's last epoch at or below the requested epoch.
 
     `end_offset` is the offset at which this epoch ends in the leader's log, -1 if the requested epoch is above all
     epochs of the leader.
@@ -169,8 +173,8 @@ class Cluster:
     """Connections to the brokers of a cluster. A context manager, which any thread may use.
 
     While a broker answers a fetch, other requests to it over the same connection wait. Methods raise `ClusterError`
-    if the cluster cannot be reached, refuses the credentials or answers with an error. A broker is given by its node
-    id.
+    if the cluster cannot be reached, refuses the credentials or answers with an error. The parameter `node` of a
+    method is the node id of the broker to ask.
     """
 
     def __init__(self, servers: str, options: Mapping[str, Any]) -> None:
@@ -210,7 +214,7 @@ class Cluster:
         with naming_cluster(self.servers):
             return manager.run(answered)
 
-    # Topics, groups and offsets.
+    # Requests about topics, groups and offsets.
 
     def topics(self) -> list[RemoteTopic]:
         """Return all topics except Kafka's internal ones and those that the cluster cannot describe."""
@@ -230,7 +234,7 @@ class Cluster:
         ]
 
     def settings(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
-        """Return the settings of each topic that differ from Kafka's defaults: {topic: {name: text}}.
+        """Return the settings of each topic that are set on the topic or on the brokers: {topic: {name: text}}.
 
         Topics whose settings the user may not read are left out.
         """
@@ -244,7 +248,7 @@ class Cluster:
             topic: {
                 name: told["value"]
                 for name, told in each.items()
-                # Values that are set at the brokers count, too: they apply to a topic that does not set its own.
+                # A value that is set on the brokers counts, too: it applies to a topic without a value of its own.
                 if told["value"] is not None and told["config_source"] != "DEFAULT_CONFIG"
             }
             for topic, each in found.items()
@@ -293,12 +297,12 @@ class Cluster:
         with naming_cluster(self.servers):
             return str(self._admin.describe_cluster()["cluster_id"])
 
-    # The requests of a follower.
+    # Requests that a mirror sends, like a follower of a partition.
 
     def fetch(
         self, node: int, wanted: Sequence[Wanted], wait_ms: int = FETCH_WAIT_MS
     ) -> list[Fetched]:
-        """Return the batches of each partition from its offset on; if there are none, wait for up to `wait_ms`."""
+        """Fetch the batches of each partition from its `offset` on. If there are none, wait for up to `wait_ms`."""
         from kafka.protocol.consumer.fetch import FetchRequest
 
         topics = [
@@ -378,7 +382,10 @@ class Cluster:
         ]
 
     def topic_ids(self, node: int, topics: Iterable[str]) -> dict[str, uuid.UUID | None]:
-        """Return the ids of the topics that a broker knows; None as id if it has no topic ids (before Kafka 2.8)."""
+        """Return the ids of those of the given topics that the broker `node` knows.
+
+        An id is None if the broker has no topic ids (before Kafka 2.8).
+        """
         from kafka.protocol.metadata import MetadataRequest
 
         wanted = [MetadataRequest.MetadataRequestTopic(name=topic) for topic in sorted(set(topics))]
@@ -389,7 +396,7 @@ class Cluster:
             if each.error_code == NONE
         }
 
-    # The requests of a push.
+    # Requests that a push sends.
 
     def create_topic(
         self,
@@ -400,9 +407,10 @@ class Cluster:
         *,
         is_trial: bool = False,
     ) -> None:
-        """Create a topic, and wait until its partitions have leaders. -1 `replicas` means the cluster's default.
+        """Create a topic, and wait until its partitions have leaders.
 
-        With `is_trial` nothing is created, but `ClusterError` is raised if the cluster would refuse the topic.
+        If `replicas` is -1, the topic gets the cluster's default replication factor. With `is_trial` nothing is
+        created, but `ClusterError` is raised if the cluster would refuse the topic.
         """
         options = {
             "num_partitions": partitions,
@@ -422,9 +430,10 @@ class Cluster:
     def alter_settings(
         self, topic: str, changes: Mapping[str, str | None], *, is_trial: bool = False
     ) -> None:
-        """Change settings of a topic: {name: text}; None in place of a text restores the cluster's default.
+        """Change settings of a topic.
 
-        With `is_trial` nothing is changed, but `ClusterError` is raised if the cluster would refuse the changes.
+        `changes` maps the names of settings to texts; None in place of a text restores the cluster's default. With
+        `is_trial` nothing is changed, but `ClusterError` is raised if the cluster would refuse the changes.
         """
         admin = self._kafka.admin
         operations = {
@@ -460,9 +469,10 @@ class Cluster:
                 ) from error()
 
     def produce(self, node: int, batches: Sequence[Outgoing]) -> list[Produced]:
-        """Send batches, at most one for each partition, to the broker that leads these, and return its answers.
+        """Send batches, at most one for each partition, to the broker `node`, and return its responses.
 
-        The broker answers when all in-sync replicas have the batches, or after 20 seconds.
+        The broker must lead these partitions. It answers when all in-sync replicas have the batches, or after 20
+        seconds.
         """
         from kafka.protocol.producer.produce import ProduceRequest
 
@@ -494,7 +504,7 @@ class Cluster:
 
 
 def _uuid(text: object) -> uuid.UUID | None:
-    """Return the id of a topic from its text; None if the text is empty or zero, as from brokers before Kafka 2.8."""
+    """Return the topic id that `text` gives; None if `text` is empty or zero, as from brokers before Kafka 2.8."""
     found = uuid.UUID(str(text)) if text else uuid.UUID(int=0)
     return found if found.int else None
 
@@ -518,7 +528,7 @@ def _check_names(servers: str) -> None:
             socket.getaddrinfo(host, None)
         except (socket.gaierror, UnicodeError) as error:
             if isinstance(error, socket.gaierror) and error.errno != socket.EAI_NONAME:
-                # The name server does not answer now, so the host may exist.
+                # The name server does not answer now, so this host may exist.
                 return
             reason = f"{host}: {getattr(error, 'strerror', None) or error}"
         else:

@@ -1,4 +1,7 @@
-"""Imports kafka-python, and converts its errors to `ClusterError`, with reasons that are only in its own log."""
+"""Imports kafka-python, and converts its errors to `ClusterError`.
+
+kafka-python writes the reasons of failed connections only to its log, so they are taken from there.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from logfs.errors import ClusterError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# The messages in the log of kafka-python about a connection that has failed.
+# Messages about a failed connection in the log of kafka-python. Group 1 is the reason.
 _FAILURE = re.compile(
     r"(?:Connection|Bootstrap connection to \S+) failed: (.*?)(?: \(backoff .*)?$"
 )
@@ -59,7 +62,7 @@ def large_reads() -> dict[str, str]:
     """Return the option that makes kafka-python read up to 256 KiB at a time from a connection without TLS.
 
     Without it, kafka-python reads 4 KiB at a time, and waits for the GIL after each read while other threads append.
-    The option is `proxy_url`, whose scheme selects the class of kafka-python's sockets. The scheme here selects
+    The option is `proxy_url`: its scheme selects the socket class that kafka-python uses. This scheme selects
     `LargeReads`, which connects without a proxy.
     """
     from kafka.net.inet import KafkaNetSocket
@@ -89,13 +92,16 @@ class Failures(logging.Handler):
         self.last = ""
 
     def attach(self) -> None:
-        """Replace all handlers of kafka-python's logger by this one, and clear the last reason."""
+        """Make this the only handler of kafka-python's logger, and clear the last reason."""
         logger = logging.getLogger("kafka")
         logger.handlers, logger.propagate = [self], False
         self.last = ""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep the reason of a failed connection. A bare disconnect or timeout does not replace an earlier reason."""
+        """Keep the reason of a failed connection.
+
+        A mere "disconnected" or "timeout" does not replace an earlier reason, which says more.
+        """
         found = _FAILURE.match(record.getMessage())
         if found is not None and not (self.last and _SAYS_LITTLE.search(found[1])):
             self.last = found[1]

@@ -1,8 +1,8 @@
-"""Options of the connection to a cluster, from a file of properties: TLS, SASL, timeouts.
+"""Options of the connection to a cluster, from a properties file: TLS, SASL, timeouts.
 
 The names are those of kafka-python's clients, with dots or with underscores: `security.protocol`, `ssl.cafile`,
-`sasl.mechanism`, `sasl.plain.username`. The user name and the password are also taken from `sasl.jaas.config` of
-Kafka's own clients. No message has a value of an option, because any value may be a password.
+`sasl.mechanism`, `sasl.plain.username`. The user name and the password are also accepted in the form of Kafka's own
+clients, `sasl.jaas.config`. Messages never contain the value of an option, because any value may be a password.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _one_of(*words: str) -> Callable[[str], str]:
     return parse
 
 
-# The options that may be set, and the function that parses the text of each; it raises `ValueError`.
+# The options that may be set, each with the function that parses its text, and raises `ValueError` if it is invalid.
 _OPTIONS: Mapping[str, Callable[[str], Any]] = {
     "bootstrap_timeout_ms": _positive,
     "client_dns_lookup": _one_of("use_all_dns_ips", "resolve_canonical_bootstrap_servers_only"),
@@ -65,17 +65,17 @@ _JAAS_VALUE = re.compile(r'\b(username|password)\s*=\s*"((?:[^"\\]|\\.)*)"')
 def read_options(path: Path | None) -> dict[str, Any]:
     """Return the options in a properties file, each under its name in kafka-python; {} if `path` is None.
 
-    Raises `InvalidSetting` for a malformed file, an unknown option or an invalid value, and the `OSError` of a failed
-    read.
+    Raises `InvalidSetting` for a malformed file, an unknown option or an invalid value, and `OSError` if the file
+    cannot be read.
     """
     if path is None:
         return {}
     try:
         told = parse_properties(path.read_bytes())
     except Corrupt as error:
-        # The message of `error` may have a part of the malformed line, which may be a password.
+        # The message of `error` may quote a part of the malformed line, which may be a password.
         raise InvalidSetting(
-            f"{path}: is no file of properties; each line must be NAME=VALUE"
+            f"{path}: is not a properties file; each line must be NAME=VALUE"
         ) from error
     found: dict[str, Any] = {}
     for given, text in told.items():
@@ -89,7 +89,7 @@ def read_options(path: Path | None) -> dict[str, Any]:
             continue
         if name not in _OPTIONS:
             near = did_you_mean(name, [*_OPTIONS, _JAAS])
-            # A name that resembles no option may be a part of a password, so it is not shown.
+            # If the name resembles no option, it may be a part of a password, so do not show it.
             what = (
                 f"there is no option {given}{near}"
                 if near
@@ -103,5 +103,7 @@ def read_options(path: Path | None) -> dict[str, Any]:
                 f"{path}: the value of {given} is refused (not shown: it may be a password); check its form"
             ) from None
         if name in _FILES and not os.access(found[name], os.R_OK):
-            raise InvalidSetting(f"{path}: {given} names no file that can be read; check its path")
+            raise InvalidSetting(
+                f"{path}: {given} names a file that cannot be read; check its path and permissions"
+            )
     return found

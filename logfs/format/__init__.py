@@ -7,12 +7,12 @@ Each folder imports only from those below it in this list:
 - `tiered`: segments in an object store: metadata records, manifests, chunk indexes, names of objects.
 - `files`: the small files: checkpoints, producer snapshots, aborted transactions, key tables, the commit file.
 - `encoding`: sealed batches from lines, records and columns; Arrow data from columns; estimates of distinct keys.
-- `text`: the text views of records: lines, and envelopes of JSON.
+- `text`: records as text: lines with the values, or JSON envelopes.
 - `messages`: Kafka's generated messages, group records, control records.
 - `batches`: records, columns of records, compression, record batches and the older message formats.
 - `kernels`: the compiled loops over batches, keys and the text of records.
 - `base`: variable-length integers, times, file and directory names.
 
-`kernel_warmup`, above them all, compiles the kernels ahead of their first use. docs/kafka-storage.md describes
-Kafka's formats, docs/format.md those of logfs; begin with `batches.batch`.
+The module `kernel_warmup`, which may import from all of them, compiles the kernels before their first use.
+docs/kafka-storage.md describes Kafka's formats, docs/format.md those of logfs. Begin with `batches.batch`.
 """

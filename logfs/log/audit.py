@@ -89,7 +89,7 @@ def note(path: Path, text: str) -> Finding:
 
 def _index_error(segment: Segment, path: Path, text: str) -> Finding:
     """Return a finding that an index of a segment is wrong, with what to do about it."""
-    # No command rebuilds an index in a bucket.
+    # No command can rebuild an index in a bucket.
     advice = (
         "; it was uploaded damaged, but lookups check it" if segment.disk.is_remote else _ADVICE
     )
@@ -100,12 +100,13 @@ def _index_error(segment: Segment, path: Path, text: str) -> Finding:
 class Account:
     """What `check_boundaries` needs to know of a segment: its end, and the transactions that cross its boundaries.
 
-    - `gaps`: offsets may be missing in the segment, because of compaction.
+    - `gaps`: whether offsets may be missing in the segment, because of compaction.
     - `began`: for each producer id with a transaction open at the segment's end, the base offset of the transaction's
       first batch in the segment.
-    - `over`: for each producer id with any marker in the segment, the offsets of its markers.
-    - `missing`: the aborted transactions that ended in the segment and are not in the index. The first offset is that
-      of the transaction's first batch in the segment, -1 if the segment has none. The last stable offset is -1.
+    - `over`: for each producer id with commit or abort markers in the segment, the offsets of these markers.
+    - `missing`: the aborted transactions that ended in the segment but are not in its transaction index. The first
+      offset of each is that of its first batch in the segment, or -1 if the segment has no such batch. The last
+      stable offset is always -1.
     """
 
     path: Path
@@ -128,18 +129,18 @@ def audit(
     log_start_offset: int = 0,
     report: Callable[[int], object] = lambda _: None,
 ) -> Iterator[Finding | Account]:
-    """Yield the problems that a read of a segment and its indexes can find, and last the segment's `Account`.
+    """Read a segment and its indexes. Yield the problems that are found, and last the segment's `Account`.
 
     Checks every batch: its CRC, its records, its offsets, and its leader epoch against `epochs`, the pairs (epoch,
-    start offset) in ascending order. Without `trusts_indexes` the indexes are not checked: a crash may have left them
-    incomplete. Nor are they checked if recovery found damage in the segment. `live` means that another process writes
-    the log: an index that it has not yet completed and trimmed after a roll is then no problem. Damage wholly below
-    `log_start_offset` is a note, because it is no loss: a crash during retention leaves gaps there.
+    start offset) in ascending order. Without `trusts_indexes` (after a crash, which may leave indexes incomplete), or
+    if recovery found damage in the segment, the indexes are not checked. `live` means that another process writes the
+    log: an index that the writer has not yet completed and trimmed after a roll is then no problem. Damage wholly
+    below `log_start_offset` is a note, because it is no loss: a crash during retention leaves gaps there.
 
     `report` is called after each run of batches and each damaged range, with its size in bytes. Raises `OSError`, and
     `Gone` if files leave the log meanwhile.
     """
-    # A tiered topic is not compacted, so missing offsets are an error there.
+    # A tiered topic is never compacted, so offsets must not be missing in a remote segment.
     gaps = segment.gaps and not segment.disk.is_remote
     account = Account(
         segment.path, segment.txn_index.path, segment.base_offset, gaps, segment.base_offset
@@ -154,7 +155,7 @@ def audit(
     ):
         if isinstance(found, Damage):
             if found.end == segment.size_bytes:
-                # The damaged bytes do not show how many offsets they held. The segment's `next_offset` does.
+                # Damaged bytes do not show how many offsets they held. The segment's `next_offset` shows it.
                 found = found._replace(next_offset=max(found.next_offset, segment.next_offset))
             is_below = found.first_offset < log_start_offset >= found.next_offset
             tell = note if is_below else error
@@ -189,8 +190,9 @@ def audit(
 def check_boundaries(accounts: Iterable[Account], log_start_offset: int) -> Iterator[Finding]:
     """Yield the problems that show only between segments, from the accounts of all segments of a partition.
 
-    They are missing or repeated offsets, and aborted transactions without an entry in the transaction index.
-    `accounts` are in ascending order of offsets. Transactions that began below `log_start_offset` are not reported.
+    These are missing or repeated offsets, and aborted transactions without an entry in the transaction index.
+    `accounts` must be in ascending order of offsets. Transactions that began below `log_start_offset` are not
+    reported.
     """
     expected: int | None = None
     open_since: dict[int, int] = {}
@@ -202,9 +204,9 @@ def check_boundaries(accounts: Iterable[Account], log_start_offset: int) -> Iter
         expected = None if account.gaps else account.end_offset
         for producer_id, first_offset, last_offset, _ in account.missing:
             if last_offset == account.over[producer_id][0]:
-                # Only the first transaction that ends in a segment can have begun before it.
+                # Of the producer's transactions that end in a segment, only the first can have begun before it.
                 first_offset = open_since.get(producer_id, first_offset)
-            # Of a transaction that began below the log start, recovery may have seen only the readable part.
+            # Do not report a transaction that began below the log start: recovery may have seen only a part of it.
             if first_offset >= log_start_offset:
                 yield error(
                     account.txn_index,
@@ -216,7 +218,7 @@ def check_boundaries(accounts: Iterable[Account], log_start_offset: int) -> Iter
         open_since = account.began | open_since
 
 
-# The batches.
+# The audit of batches.
 
 
 def _check_batches(
@@ -256,7 +258,7 @@ def _check_columns(
         firsts, lasts = (ends - counts)[filled], ends[filled] - 1
         edges = np.column_stack((columns.offsets[firsts], columns.offsets[lasts]))
         yield from _outside(segment, start, group[filled], edges)
-        # Records whose successor in the same batch has no higher offset.
+        # Records whose successor has no higher offset. Those at the end of a batch are left out below.
         fails = np.flatnonzero(columns.offsets[1:] <= columns.offsets[:-1])
         batches = np.searchsorted(ends, fails, side="right")
         for number in np.unique(batches[ends[batches] - 1 > fails]).tolist():
@@ -268,7 +270,7 @@ def _check_columns(
 def _outside(
     segment: Segment, start: int, rows: NDArray[np.int64], edges: NDArray[np.int64]
 ) -> Iterator[Finding]:
-    """Yield an error for each batch whose first or last record lies outside its offsets.
+    """Yield an error for each batch whose first or last record has an offset outside those of the batch header.
 
     `edges`, int64[batches, 2], has the offsets of these two records. Every batch must have records.
     """
@@ -283,7 +285,7 @@ def _odd_batch(segment: Segment, start: int, row: NDArray[np.int64], text: str) 
 
 
 def _check_epochs(segment: Segment, batches: ScannedBatches, epochs: Epochs) -> Iterator[Finding]:
-    """Yield an error for each batch whose leader epoch differs from that of the epoch file (kafka-storage 10.1)."""
+    """Yield an error for each batch whose leader epoch differs from the one in `epochs` (kafka-storage 10.1)."""
     if not epochs:
         return
     table, rows = np.array(epochs, np.int64), batches.rows
@@ -296,17 +298,18 @@ def _check_epochs(segment: Segment, batches: ScannedBatches, epochs: Epochs) -> 
         yield _odd_batch(segment, batches.position, rows[number], text)
 
 
-# The indexes.
+# The audit of indexes.
 
 
 class _IndexAudit:
     """The audit of one index while the log is read. The entries after a wrong entry are not checked."""
 
     dtype: np.dtype[np.void]
-    # The fields that rise from entry to entry, each with a bound that the first entry must exceed: no entry stands
-    # for the first batch, at position 0 (kafka-storage 3.3). The first field is the key by which `_take` selects.
+    # The fields whose values rise from entry to entry, each with a value that the first entry must exceed. For a
+    # position this is 0, because the first batch never has an entry (kafka-storage 3.3). `_take` selects entries by
+    # the first field.
     rising: Sequence[tuple[str, int]]
-    # Whether entries were left out at the end.
+    # Whether entries at the end of the index were left out.
     _is_cut_short = False
 
     def __init__(self, segment: Segment, path: Path, data: bytes, *, live: bool) -> None:
@@ -333,7 +336,7 @@ class _IndexAudit:
                 self._keep(int(back[0]))
 
     def hold_against(self, batches: ScannedBatches, text: TextSize) -> Iterator[Finding]:
-        """Check the entries that describe these batches; `text` is the size of the text before them."""
+        """Check the entries that describe these batches; `text` is the size of the segment's text before them."""
         raise NotImplementedError
 
     def pass_damage(self, damage: Damage) -> None:
@@ -341,7 +344,10 @@ class _IndexAudit:
         self._keep(self._done)
 
     def finish(self, size: int, text: TextSize) -> Iterator[Finding]:
-        """Check the entries after the last batch, given the size of the log (bytes) and of its text."""
+        """Check the remaining entries, after the last batch.
+
+        `size` is the size of the segment in bytes, and `text` the size of its text.
+        """
         raise NotImplementedError
 
     def _take(self, limit: int) -> NDArray[np.void]:
@@ -360,12 +366,12 @@ class _IndexAudit:
 class _OffsetIndexAudit(_IndexAudit):
     """An offset index: an entry has the position of a batch, and the last offset of that batch or of a later one.
 
-    A follower's append may be several batches, and its entry then has the position of the first and the offset of the
-    last (kafka-storage 3.3).
+    A follower may append several batches at once. The entry for these has the position of the first batch and the
+    last offset of the last (kafka-storage 3.3).
     """
 
     dtype, rising = _OFFSETS, (("position", 0), ("offset", -1))
-    # The offset and the position of an entry whose offset must be that of a batch that is still to be read.
+    # The (offset, position) of an entry whose offset must be the last offset of a batch that was not read yet.
     _awaited: tuple[int, int] | None = None
 
     def pass_damage(self, damage: Damage) -> None:
@@ -404,7 +410,7 @@ class _OffsetIndexAudit(_IndexAudit):
 
 
 class _TimeIndexAudit(_IndexAudit):
-    """A time index: an entry's timestamp is the greatest of the records up to its offset (kafka-storage 3.2)."""
+    """A time index: an entry has an offset and the greatest timestamp up to this offset (kafka-storage 3.2)."""
 
     dtype, rising = _TIMES, (("offset", -1),)
     _largest = -1
@@ -489,8 +495,8 @@ def _sound_indexes(segment: Segment, *, live: bool) -> Generator[Finding, None, 
             continue
         held = kind(segment, index.path, index.file_bytes(), live=live)
         if live or isinstance(held, _TextIndexAudit):
-            # A crash may have left unused space in a text index, and a broker that seals the segment later leaves the
-            # space there.
+            # A crash may leave preallocated space at the end of a text index, and a broker that seals the segment
+            # later does not remove it.
             held.leave_out_room()
         if isinstance(held, _TextIndexAudit):
             damaged = segment.text_index.check_entries(held.entries.tobytes())
@@ -502,7 +508,7 @@ def _sound_indexes(segment: Segment, *, live: bool) -> Generator[Finding, None, 
     return found
 
 
-# Transactions.
+# The audit of transactions.
 
 
 class _TransactionAudit:
@@ -511,8 +517,8 @@ class _TransactionAudit:
     def __init__(self, segment: Segment, account: Account) -> None:
         self._segment = segment
         self._account = account
-        # For each abort marker (producer id, offset), the offset of the producer's previous marker, and the first
-        # offset of the transaction; -1 for each that is not in the segment.
+        # For each abort marker, by (producer id, offset): the offset of the producer's previous marker, and the first
+        # offset of the transaction. Each of the two is -1 if it is not in the segment.
         self._aborts: dict[tuple[int, int], tuple[int, int]] = {}
 
     def note(self, batch: Batch) -> Iterator[Finding]:
@@ -540,7 +546,11 @@ class _TransactionAudit:
             self._aborts[producer_id, offset] = before, first
 
     def look_up(self) -> Iterator[Finding]:
-        """Add the aborted transactions that the index lacks to the account; report the first wrong index entry."""
+        """Compare the transaction index with the abort markers in the log.
+
+        Adds the aborted transactions that the index lacks to the account, and yields an error for the first wrong
+        entry.
+        """
         index, account = self._segment.txn_index, self._account
         try:
             firsts = {
@@ -555,7 +565,7 @@ class _TransactionAudit:
             if first >= 0 and key in firsts and not before < firsts[key] <= first
         }
         if not self._segment.gaps:
-            # In a compacted log the marker of an entry may have been removed, so such an entry is not wrong there.
+            # An entry without a marker is wrong only in a log that is not compacted: compaction may remove markers.
             wrong |= firsts.keys() - self._aborts.keys()
         for producer_id, offset in sorted(wrong)[:1]:
             text = f"the entry of producer {producer_id} that ends at offset {offset} matches no abort in the log"

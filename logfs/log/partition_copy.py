@@ -1,8 +1,9 @@
 """A copy of a partition in another directory, made while the log is in use, which then replaces the original.
 
-Sealed segments never change (rule 4) and the active segment only grows, so `catch_up` needs no lock. The caller of
-`complete` and `take_over` holds the registry's lock, `Flusher.lock` and the partition's `lock`; for `take_over`, also
-`Disk.naming`. Segments that retention, compaction or a truncation has changed meanwhile are dropped or copied again.
+Sealed segments never change (rule 4 of docs/architecture.md) and the active segment only grows, so `catch_up` needs
+no lock. The caller of `complete` and `take_over` must hold the lock of the store's `Registry`, `Flusher.lock` and the
+partition's `lock`; for `take_over`, also `Disk.naming`. If retention, compaction or a truncation removes or changes a
+segment during the copy, its copy is removed or made again.
 """
 
 from __future__ import annotations
@@ -28,12 +29,13 @@ if TYPE_CHECKING:
     from logfs.log.segment.index import SparseIndex
     from logfs.log.segment.txn_index import TransactionIndex
 
-# The name of the file that marks a complete copy until the move ends. It contains a UUID, which is also in the names
-# of the directories: `orders-0.UUID-future` is the copy, and the original becomes `orders-0.UUID-stray`.
+# The name of the file that marks a complete copy until the move ends. The file contains the UUID that is also in the
+# names of the directories: `orders-0.UUID-future` is the copy, and the original becomes `orders-0.UUID-stray`.
 MOVED = "logfs.moved"
 
 _CHUNK_BYTES = 1024 * 1024
-# Segments are copied separately. Caches, and files that a crash or a compaction left, are not copied.
+# The ends of the names of files that `_copy_other_files` leaves out: the files of segments, which are copied
+# separately, caches, and files that a crash or a compaction left.
 _NOT_COPIED = (
     *names.SEGMENT_FILES,
     *(names.DELETED, names.CLEANED, names.SWAP, ".tmp"),
@@ -43,34 +45,34 @@ _NOT_COPIED = (
 
 @dataclass(slots=True, eq=False)
 class _Copied:
-    """The copied part of a segment: `size_bytes` of its .log file, or all of its files if it is `whole`."""
+    """How much of a segment is copied: `size_bytes` bytes of its .log file and, if `whole`, all of its files."""
 
     size_bytes: int = 0
     whole: bool = False
 
 
 class PartitionCopy:
-    """A copy in progress.
+    """A copy of a partition that is being made.
 
     Call `catch_up` any number of times, then `complete` and `take_over`; or `discard` at any time. Only one thread
-    may use the object. `spend` is called after each chunk with the number of bytes copied, 0 if they are not of a
-    .log file; it may raise to stop the copy.
+    may use the object. `spend` is called after each chunk that is copied: with the size of the chunk in bytes if the
+    chunk belongs to a .log file, and otherwise with 0. It may raise an error to stop the copy.
     """
 
     def __init__(
         self, partition: Partition, disk: Disk, directory: Path, spend: Callable[[int], object]
     ) -> None:
-        """Create `directory` on `disk`, with the mode of the partition's directory. Nothing is copied yet."""
+        """Create `directory` on `disk`, with the permissions of the partition's directory. Nothing is copied yet."""
         self.directory = directory
         # Whether the copy has become the partition, and must not be discarded.
         self.is_needed = False
         self._partition = partition
         self._disk = disk
         self._spend = spend
-        # The key is the segment and its `content`, which a truncation replaces.
+        # The key is a segment and its `content`, an object that is replaced when the segment is truncated.
         self._copied: dict[tuple[Segment, object], _Copied] = {}
-        # For each other file that was copied, by name: its inode number, size and mtime. None if a later change may
-        # leave these as they are.
+        # The copied files that belong to no segment, by name: the inode number, size and mtime of the original when
+        # it was copied. None if a later change of the file may leave these values the same.
         self._others: dict[str, tuple[int, int, int] | None] = {}
         self._segments: list[Segment] = []
         # After `take_over`: the segments of the original, each with its copy.
@@ -89,7 +91,7 @@ class PartitionCopy:
         )
 
     def catch_up(self) -> None:
-        """Copy the data that is new since the last call; remove segments and files that have left the partition."""
+        """Copy the data that is new since the last call; remove copies of files that have left the partition."""
         segments = self._partition.local_segments
         contents = {segment: segment.content for segment in segments}
         for segment, content in list(self._copied):
@@ -122,9 +124,10 @@ class PartitionCopy:
                 seen = status.identity, status.size_bytes, status.mtime_ns
                 if self._others.get(name) == seen:
                     continue
-                # A file that may still be changed without a new mtime is copied again the next time.
+                # If the mtime is so recent that a change may not alter it, the next call copies the file again.
                 self._others[name] = seen if is_settled else None
-                # Staged batches and torn tails may be large, so `spend` may stop their copy; it counts no bytes.
+                # Files of staged batches and of torn tails may be large. So call `spend`, which may stop the copy,
+                # but with 0 bytes.
                 old = source.open(directory / name)
                 self._copy_bytes(
                     old, self.directory / name, 0, source.size(old), lambda _: self._spend(0)
@@ -146,7 +149,7 @@ class PartitionCopy:
         return self.directory / (names.stem(segment.base_offset) + suffix)
 
     def _copy_log(self, segment: Segment, copied: _Copied) -> None:
-        """Copy the rest of the .log file up to its current end, durably; less if a truncation makes it shorter."""
+        """Copy the rest of the .log file up to its current end, durably; less if it is truncated meanwhile."""
         source, end = self._partition.disk, segment.size_bytes
 
         def note(size: int) -> None:
@@ -194,14 +197,14 @@ class PartitionCopy:
         kind = path.name.removesuffix(names.DELETED).rpartition(".")[2]
         self._disk.put_file(self._path(segment, f".{kind}"), data, sync=True)
 
-    # Steps during which the caller blocks all changes of the partition.
+    # The last steps. The caller blocks all changes of the partition until they are done.
 
     def complete(self, unique: str, now_ms: int) -> None:
         """Copy the rest and make the whole copy durable; the original stays as it is.
 
-        `unique` is the UUID in the name of the copy's directory, and is written to the file `logfs.moved` there. The
-        copy of the active segment is sealed, and a new active segment begins after it. Readers of the old segment
-        therefore find the new one as after any other roll. Raises `Corrupt` if a .log file has become shorter.
+        `unique` is the UUID in the name of the copy's directory; it is written to the file `logfs.moved` there. The
+        copy of the active segment is sealed, and a new, empty active segment follows it. For readers, the move
+        therefore looks like a roll of the active segment. Raises `Corrupt` if a .log file has become shorter.
         """
         self.catch_up()
         if self.missing_bytes:
@@ -226,7 +229,7 @@ class PartitionCopy:
         self._disk.sync_directory(self.directory)
 
     def _twin(self, segment: Segment) -> Segment:
-        """Return the `Segment` of the copied files of `segment`, with the same attributes."""
+        """Return a `Segment` object for the copy of `segment`, with the same attributes."""
         copied = Segment(self._disk, self.directory, segment.base_offset)
         copied.next_base, copied.gaps = segment.next_base, segment.gaps
         copied.content, copied.damaged = segment.content, segment.damaged
@@ -234,7 +237,7 @@ class PartitionCopy:
         return copied
 
     def _seal(self, active: Segment) -> Segment:
-        """Return the copy of the active segment, sealed."""
+        """Seal the copy of the active segment, and return it."""
         for index in active.indexes:
             self._disk.put_file(self.directory / index.path.name, index.to_bytes(), sync=True)
         with suppress(FileNotFoundError):
@@ -247,9 +250,9 @@ class PartitionCopy:
         return sealed
 
     def take_over(self, directory: Path) -> list[Segment]:
-        """Make the partition continue with the copy, whose directory was renamed to `directory`.
+        """Make the partition use the copy. The copy's directory must have been renamed to `directory` before.
 
-        Returns the segments of the original, and segments that were dropped earlier and that readers still hold.
+        Returns the segments of the original, and older segments of it that were deleted but that readers still use.
         """
         partition = self._partition
         old = partition.local_segments
@@ -257,7 +260,7 @@ class PartitionCopy:
         left = partition.switch_to_copies(
             self._disk, directory, self._segments, self._snapshot_offsets
         )
-        # Readers of the old last segment continue with the new one at this offset.
+        # A reader that reaches the end of the original's last segment continues at this offset, in the copy.
         old[-1].next_base = self._segments[-1].base_offset
         self.copies = dict(zip(old, self._segments, strict=False))
         partition.forget_keys()

@@ -3,15 +3,16 @@
 One difference is deliberate. Kafka cuts the log at the first bad batch and deletes every later segment, which is
 right if replicas hold the data, but loses data on a single node. Here only a torn tail is cut off
 (`_LogLoader._is_torn`): invalid bytes at the end of a segment that do not begin with a whole batch, in a log that was
-not closed properly. In the last segment, their first offset must be at or above the recovery point. In an earlier
-segment, the next segment must begin at the offset that follows the last batch. A torn tail is kept in a `.torn` file,
-unless it is all zeros. Segments at the end without a batch are dropped if they begin at or after the recovery point
-and an offset is missing before them. Damage anywhere else stays where it is: reading its offsets raises `Corrupt`,
-and everything after it stays readable.
+not closed properly. In the last segment, the first offset of these bytes must be at or above the recovery point. In
+an earlier segment, the next segment must begin at the offset after the last batch. A torn tail is kept in a `.torn`
+file, unless it is all zeros. Segments at the end without a batch are dropped if they begin at or after the recovery
+point and an offset is missing before them. Damage anywhere else stays where it is: reading its offsets raises
+`Corrupt`, and everything after it stays readable.
 
 For example, the offsets 0 to 19 are in the bytes 0 to 799 of the last segment, and 200 bytes of an unfinished batch
-follow. With a recovery point of 20 they are a torn tail, and the next append gets offset 20. With a recovery point of
-30 they are damage at the offsets 20 to 29, which were durable, and the log goes on at 30 in a new segment.
+follow. With a recovery point of 20, these 200 bytes are a torn tail, and the next append gets offset 20. With a
+recovery point of 30, they are damage at the offsets 20 to 29, which were durable, and the log continues at offset 30
+in a new segment.
 
 `load` returns what a `Partition` is made from. For a read-only store it takes the same steps in memory, and changes
 no file.
@@ -69,12 +70,13 @@ class FilePosition(NamedTuple):
 class LoadStart(NamedTuple):
     """What is known of a partition before it is loaded.
 
-    - `closed`: the partition was closed properly: all that its files had then is durable, and it has no torn tail.
+    - `closed`: the partition was closed properly: all bytes that its files had then are durable, and it has no torn
+      tail.
     - `recovery_point`, `log_start_offset`: the offsets in the checkpoint files, 0 if these have none.
     - `compacted`: compaction may have removed records, so a missing offset is not damage.
     - `rebuild`: read all of the log and rebuild every index, even if it was closed properly.
     - `producer_expiration_ms`: how long an idle producer is remembered.
-    - `end`: where the log ends for a read-only store, which ignores all later bytes; None if it reads the whole log.
+    - `end`: where the log ends for a read-only store, which ignores all later bytes; None for the end of the files.
     - `is_tiered`: the log may begin below its first local segment, in an object store.
     """
 
@@ -132,7 +134,7 @@ def load(
     progress: Callable[[int], None] = lambda _: None,
     kind: type[Segment] = Segment,
 ) -> Loaded:
-    """Load a partition directory. If it was not closed cleanly, recover it from the recovery point on.
+    """Load a partition directory. If it was not closed properly, recover it from the recovery point on.
 
     Segments without usable indexes are recovered in any case. `progress` is called while .log files are recovered,
     each time with the number of bytes read since its last call. `kind` is the class of the segments. Raises
@@ -154,7 +156,7 @@ class _LogLoader:
     torn: list[str] = field(default_factory=list)
     unsynced: list[Segment] = field(default_factory=list)
     last_timestamp: int = -1
-    # The producers at the offset that recovery has reached, `producers_end`.
+    # The state of the producers at the offset `producers_end`, which recovery has reached.
     producers: Producers = field(default_factory=Producers)
     producers_end: int = -1
     # The log end offset of a log that was closed properly, from its snapshots and indexes; 0 if unknown.
@@ -173,7 +175,7 @@ class _LogLoader:
             self.disk, self.directory, self.start.producer_expiration_ms
         )
         segments, log_end_offset = self._recover(self._open_segments())
-        # The records below this offset were deleted.
+        # The log start offset: the records below it were deleted.
         deleted = self.start.log_start_offset
         if segments and log_end_offset < deleted:
             if self.start.is_clean:
@@ -221,7 +223,7 @@ class _LogLoader:
             self.unsynced,
         )
 
-    # Leftovers of deletion, compaction and swap (kafka-storage 5.2, steps 1 to 5).
+    # Completing or removing what deletion, compaction and swap left unfinished (kafka-storage 5.2, steps 1 to 5).
 
     def _finish_swaps(self) -> None:
         files = self._files()
@@ -256,7 +258,10 @@ class _LogLoader:
             self.disk.rename(self.directory / name, self.directory / name.removesuffix(names.SWAP))
 
     def _end_of(self, base_offset: int, files: Files, path: Path | None = None) -> int:
-        """Return the offset after the last batch of a segment that a swap is putting in place."""
+        """Return the offset after the last batch of a compacted segment that is to replace other segments.
+
+        `path` is given if the .log file still has the suffix `.swap`.
+        """
         segment = self._open_segment(base_offset, files)
         segment.path = path or segment.path
         return self._end(segment)
@@ -271,7 +276,7 @@ class _LogLoader:
             if is_orphan or name in _UNFINISHED or name.endswith(_TEMPORARY_INDEXES):
                 self.disk.unlink(self.directory / name)
 
-    # Producers (kafka-storage 5.2, step 10, and 9.8).
+    # Loading the producers (kafka-storage 5.2, step 10, and 9.8).
 
     def _load_producers(
         self, segments: Sequence[Segment], log_start_offset: int, log_end_offset: int
@@ -289,9 +294,9 @@ class _LogLoader:
         return no_producers
 
     def _note_batches(self, segment: Segment, batches: ScannedBatches) -> None:
-        """Note the producers, epochs and the last timestamp of batches under recovery.
+        """Update the producers, the leader epochs and `last_timestamp` for batches that are being recovered.
 
-        Adds each transaction that the batches abort to the segment's transaction index.
+        Each transaction that these batches abort is added to the segment's transaction index.
         """
         for batch in deciding_batches(batches):
             aborted = self.producers.update(batch)
@@ -300,7 +305,7 @@ class _LogLoader:
         self.epochs.note_batches(batches.rows)
         self.last_timestamp = int(batches.rows[-1, MAX_TIMESTAMP])
 
-    # Segments.
+    # Opening and recovering segments.
 
     def _open_segments(self) -> list[Segment]:
         found = [self._open_segment(base, files) for base, files in self.listing.items()]
@@ -316,11 +321,12 @@ class _LogLoader:
         return segment
 
     def _without_empty_inside(self, segments: list[Segment]) -> list[Segment]:
-        """Return the segments, without each empty one whose base offset lies inside the segment before it."""
+        """Return the segments without the empty ones whose base offset is below the end of the segment before."""
         kept = segments[:1]
         for segment in segments[1:]:
             before = kept[-1]
-            # In a read-only store the file of a swap still has the suffix `.swap`, so the path may not exist.
+            # In a read-only store, a compacted segment's file may still have the suffix `.swap`, so the path may not
+            # exist.
             with suppress(FileNotFoundError):
                 is_empty = not self.disk.stat(segment.path).size_bytes
                 if is_empty and self._ends_after(before.base_offset, segment.base_offset):
@@ -331,7 +337,10 @@ class _LogLoader:
         return kept
 
     def _ends_after(self, base_offset: int, offset: int) -> bool:
-        """Whether the segment at `base_offset` ends after `offset`. Reads its end or, without an index, all of it."""
+        """Whether the segment with `base_offset` has an offset of at least `offset`.
+
+        Reads the end of the segment or, if it has no offset index, all of it.
+        """
         segment = self._open_segment(base_offset, self.listing[base_offset])
         try:
             position = segment.position_of(base_offset + MAX_RELATIVE_OFFSET)
@@ -344,8 +353,8 @@ class _LogLoader:
     def _where_closed(self, last: Segment, snapshots: Sequence[int]) -> int:
         """Return the log end offset of a log that was closed properly; 0 if it is unknown.
 
-        It is the greatest of these offsets: the newest in `snapshots`, and those after the last entries of the
-        indexes. Offsets above the `limit_offset` of the last segment are ignored.
+        The result is the greatest of the newest offset in `snapshots` and the offsets after the last entries of the
+        three indexes. Offsets above the `limit_offset` of the last segment are ignored.
         """
         known = [0, *snapshots[-1:]]
         limit = last.limit_offset
@@ -390,9 +399,9 @@ class _LogLoader:
     def _ends_early(self, segments: Sequence[Segment], next_base: int) -> bool:
         """Whether the log of `segments` has lost its end, and therefore ends below `next_base`.
 
-        In a compacted log, offsets may be missing anyway, and compaction may have left segments empty. There the end
-        is lost if the last segment that is not empty ends in damage. Compaction flushes each segment before the next,
-        so the empty segments after the damage are not its work.
+        In a compacted log, offsets may be missing anyway, and compaction may have left segments empty. The end of
+        such a log is lost if the last segment that is not empty ends in damage. Compaction flushes each segment
+        before the next, so it cannot have emptied the segments after the damage.
         """
         if not self.start.compacted:
             return self._end(segments[-1]) < next_base
@@ -405,7 +414,7 @@ class _LogLoader:
     def _survey(
         self, segment: Segment, position: int = 0, first_offset: int | None = None
     ) -> Iterator[ScannedBatches | Damage]:
-        """Yield the batches and the damage of a segment whose end is not known; any offset may be missing."""
+        """Yield the batches and the damage of a segment whose end is not known. Missing offsets are not damage."""
         segment.resume_unread(self.disk.size(segment.file))
         gaps, segment.gaps = segment.gaps, True
         try:
@@ -426,8 +435,8 @@ class _LogLoader:
         """Recover the segments that need recovery; return the segments and the log end offset."""
         if not segments:
             return [], 0
-        # After a crash, segments before the recovery point are not checked. A segment that ends exactly there is
-        # checked: its records were durable, but its indexes may lack their closing entries.
+        # After a crash, segments below the recovery point are not checked. The segment that ends exactly at the
+        # recovery point is checked: its records were durable, but its indexes may lack their closing entries.
         if not self.start.closed:
             self._drop_empty_end(segments)
         snapshots = list(self.snapshots.offsets)
@@ -449,7 +458,8 @@ class _LogLoader:
         ends_damaged = bool(last.damaged) and last.damaged[-1].end == last.size_bytes
         if self.disk.writable and (ends_damaged or end < self.start.recovery_point):
             # Durable offsets are never assigned again, and appends must not follow bytes that are no batches: the log
-            # goes on in a new segment. Its base offset differs from that of `last`, which stays even without a batch.
+            # continues in a new segment. The base offset must differ from that of `last`, which stays even if it has
+            # no batch.
             end = max(end, self.start.recovery_point, last.base_offset + 1)
             logger.error("%s: durable records are missing below offset %d", last.path, end)
             last.seal(end)
@@ -489,7 +499,8 @@ class _LogLoader:
         if not 0 <= last.position <= size:
             return False
         segment.resume(SegmentEnd(size, end, UNMEASURED), max_entry)
-        # No CRC covers the base offset in the header of the entry's batch, so it must agree with the entry.
+        # No CRC covers the base offset in a batch's header, so the batch of the last index entry must agree with the
+        # entry.
         header = segment.header(last.position) if last.position else None
         first_offset = max(last.offset - header.last_offset_delta, end) if header else end
         for found in segment.walk(last.position, first_offset=first_offset, is_end_known=False):
@@ -514,18 +525,18 @@ class _LogLoader:
         )
 
     def _rebuild(self, segments: Sequence[Segment], segment: Segment, *, sync: bool) -> None:
-        """Read one of the segments, rebuild its indexes, and cut off a torn tail (kafka-storage 3.4).
+        """Read `segment`, one of `segments`, rebuild its indexes, and cut off a torn tail (kafka-storage 3.4).
 
-        With `sync`, each index is durable before it replaces the old one. The caller of `load` must flush the segment
-        in any case.
+        With `sync`, each new index is durable before it replaces the old one. The caller of `load` must flush the
+        segment in any case.
         """
         is_last = segment is segments[-1]
         logger.debug("%s: recovering", segment.path)
         size = self.disk.size(segment.file)
         if self.start.end is not None and segment.base_offset == self.start.end.base_offset:
             size = min(size, self.start.end.position)
-        # Start from the snapshot at the end of the segment before. A read-only store writes no snapshots, so it
-        # continues with the producers that it has in memory.
+        # Start with the producer snapshot at the end of the segment before. A read-only store writes no snapshots: if
+        # it has just recovered the segment before, continue with the producers in memory.
         if self.disk.writable or self.producers_end != segment.base_offset:
             self.producers = self.snapshots.restore(
                 segments, self.start.log_start_offset, segment.base_offset, self.now_ms
@@ -543,7 +554,7 @@ class _LogLoader:
                     self._cut(segment, found)
                     break
                 if is_last and found.end == size:
-                    # The damage includes durable offsets, so the log continues at the recovery point or later.
+                    # Offsets up to the recovery point were durable, so the damage extends at least to it.
                     after = max(found.next_offset, self.start.recovery_point, self.closed_at)
                     found = found._replace(next_offset=after)
                 damaged.append(found)
@@ -567,7 +578,7 @@ class _LogLoader:
     def _is_torn(self, segment: Segment, damage: Damage, size: int, *, is_last: bool) -> bool:
         """Whether damage in a file of `size` bytes is a torn tail, as the docstring of this module describes it.
 
-        In a segment that is not the last, it may be preallocated space, left by a crash that interrupted a roll.
+        In a segment that is not the last, a torn tail may be preallocated space that a crash during a roll has left.
         """
         if self.start.closed or damage.end != size or damage.start == damage.end:
             return False

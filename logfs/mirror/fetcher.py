@@ -23,14 +23,18 @@ logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 5.0
-# If a partition's batches in an answer have at least this many bytes, the next fetch is sent before their append.
+# If an answer has at least this many bytes of batches for one partition, the next fetch is sent before the answer is
+# appended.
 _MANY_BYTES = 1 << 18
 # How often the thread looks for partitions while its broker leads none.
 _IDLE_SECONDS = 0.1
 
 
 class Fetcher:
-    """Fetches from one broker until `stop`. `problem` is the error of the last attempt, "" if it succeeded."""
+    """A thread that fetches from one broker until `stop` is called.
+
+    `problem` is the error of the last attempt, "" if the attempt succeeded.
+    """
 
     def __init__(
         self,
@@ -51,7 +55,8 @@ class Fetcher:
         self._led = led
         self._ask_metadata = ask_metadata
         self._stopped = threading.Event()
-        # The fetch that was sent ahead: the partitions and offsets that it asks for, and the future with the answers.
+        # The fetch that was sent before the last answers were appended, if any: the partitions and offsets that it
+        # asks for, and the future with its answers.
         self._ahead: tuple[Sequence[Wanted], Future[list[Fetched]]] | None = None
         self._sender = ThreadPoolExecutor(1, f"fetcher-{node}-sender")
         self._thread = threading.Thread(target=self._run, name=f"fetcher-{node}", daemon=True)
@@ -100,9 +105,10 @@ class Fetcher:
         _close(cluster)
 
     def _turn(self, cluster: Cluster) -> bool:
-        """Send one round of requests: compare copies with the leader's logs, and fetch for the copies that agree.
+        """Send one round of requests for the partitions that the broker leads.
 
-        Return False if the metadata may be out of date.
+        Copies that may differ from the leader's logs are compared with them. For the others, batches are fetched and
+        appended. Returns False if the metadata may be out of date.
         """
         led = [each for each in self._led(self.node) if not each.is_waiting]
         mine = [each for each in led if each.goal is None or not each.has_reached_goal]
@@ -114,8 +120,9 @@ class Fetcher:
         compared = [each.wanted() for each in mine if each.must_compare]
         if compared:
             ends = cluster.epoch_ends(self.node, compared)
-            # Ask for the topic ids after the ends. If a topic was created again since the last refresh of the mirror,
-            # the ends may be those of the new topic, and then the ids are new, too.
+            # Ask for the topic ids after the ends of the epochs. If a topic was deleted and created again since the
+            # last refresh, `ends` may be those of the new topic. Then `ids` has the id of the new topic, too, and
+            # `compare` refuses it.
             ids = cluster.topic_ids(self.node, [each.topic for each in compared])
             for end in ends:
                 mirror = by_place[end[:2]]
@@ -129,7 +136,8 @@ class Fetcher:
         goals = {each.place: each.goal for each in mine if each.goal is not None}
         for asked, found in self._fetched(cluster, ready, goals):
             taker = by_place.get(found[:2])
-            # An answer fetched ahead is useless if the append before it has failed, or if the leader has changed.
+            # An answer to a fetch that was sent ahead cannot be used if the append before it has failed, or if the
+            # leader has changed.
             if taker is not None and taker.asks_for(asked):
                 is_current &= self._guarded(taker, lambda m=taker, f=found: m.take(f, cluster))  # type: ignore[misc]
         return is_current
@@ -137,11 +145,11 @@ class Fetcher:
     def _fetched(
         self, cluster: Cluster, ready: Sequence[Wanted], goals: Mapping[tuple[str, int], int]
     ) -> list[tuple[Wanted, Fetched]]:
-        """Return the answer for each partition, with the request that it answers.
+        """Return pairs (request, answer), one for each partition.
 
-        After a large answer, this also sends the next fetch, so that the broker works during the append. `goals` are
-        the offsets up to which partitions are fetched. If there are any, the broker answers at once, even without new
-        records.
+        After a large answer, this also sends the next fetch, so that the broker works during the append. `goals` maps
+        partitions to the offsets at which their copies end. If it is not empty, the broker is asked to answer at
+        once, even without new records.
         """
         wait_ms = 0 if goals else FETCH_WAIT_MS
         if self._ahead is None:
@@ -166,10 +174,10 @@ class Fetcher:
         return pairs
 
     def _guarded(self, mirror: PartitionMirror, work: Callable[[], bool]) -> bool:
-        """Return `work()`, which is False if the metadata may be out of date.
+        """Call `work` for a partition, and return its result: False if the metadata may be out of date.
 
-        An error other than `ClusterError` becomes the problem of the partition. Then True is returned, because new
-        metadata would not help.
+        If `work` raises an error other than `ClusterError`, the error is recorded as the problem of the partition,
+        and the result is True, because new metadata would not help.
         """
         try:
             return work()
@@ -183,8 +191,8 @@ class Fetcher:
 def _explain(error: Exception, where: str, before: str) -> str:
     """Return the text of an error. An unexpected error is logged with its traceback.
 
-    `where` names the broker or the partition that failed. `before` is the text of its previous error, or "". The
-    same text is not logged twice.
+    `where` names the broker or the partition that failed. `before` is the text of the previous error there, or "".
+    The same text is not logged twice in a row.
     """
     if isinstance(error, (LogfsError, OSError)):
         return str(error)

@@ -38,17 +38,19 @@ _METADATA_SECONDS = 5.0
 _TICK_SECONDS = 0.1
 # A partition with this many unflushed bytes is flushed, to bound the bytes that are fetched again after a power cut.
 _FLUSH_BYTES = 32 << 20
-# Prefixes of settings that a copy does not take from the cluster: they are about tiered storage and logfs here.
+# Settings with these prefixes are not copied from the cluster: they configure logfs, and the tiered storage of the
+# store that has the copy.
 _OWN_SETTINGS = ("local.", "logfs.", "remote.")
 # How long `run_once` repeats failed attempts for a partition before it leaves the partition incomplete.
 _GIVE_UP_SECONDS = 30.0
 
 
 class MirrorProgress(NamedTuple):
-    """The progress of a mirror. `fetched_bytes` counts from its start.
+    """The progress of a mirror. `fetched_bytes` are the bytes of batches appended since the mirror was started.
 
-    `lag` is the sum over all partitions, in offsets, and `partitions` is their number. `problems` maps the name of a
-    partition, a topic or a broker, or a word such as "groups", to its present error.
+    `lag` is the number of offsets that the copies are behind, summed over all partitions, and `partitions` is the
+    number of partitions. `problems` maps the name of a partition, a topic or a broker, or a word such as "groups", to
+    the present error there.
     """
 
     fetched_bytes: int
@@ -58,10 +60,10 @@ class MirrorProgress(NamedTuple):
 
 
 class Mirror:
-    """Copies topics of a cluster into a store, and keeps them current. A context manager, which ends the threads.
+    """Copies topics of a cluster into a store, and keeps the copies current. Leaving the context ends the threads.
 
-    Only the mirror appends to the topics that it mirrors: their setting `logfs.mirror.source` has the id of the
-    cluster. `logfs promote` makes such a topic an ordinary one.
+    Only the mirror appends to the copies: their setting `logfs.mirror.source` has the id of the cluster. The command
+    `logfs promote` makes a copy an ordinary topic.
     """
 
     def __init__(
@@ -80,13 +82,13 @@ class Mirror:
         self._partitions: dict[str, PartitionMirror] = {}
         self._fetchers: dict[int, Fetcher] = {}
         self._problems: dict[str, str] = {}
-        # The topics for which a warning was logged that their settings cannot be read.
+        # The topics for which it was logged that the cluster does not permit to read their settings.
         self._unread: set[str] = set()
         # The bytes fetched for partitions that are no longer mirrored, and for copies that were deleted.
         self._past_bytes = 0
-        # The problems of the last progress: only a problem that is not among them is logged, so each is logged once.
+        # The problems in the last progress that was reported. Only problems that are not among them are logged.
         self._told: Mapping[str, str] = {}
-        # The partitions of the store by topic, as of the last refresh.
+        # The names of the store's partitions by topic, as of the last refresh.
         self._homes: dict[str, list[str]] = {}
         # The ids of the topics whose copies were found to have the same id as the topic in the cluster.
         self._known_ids: dict[str, uuid.UUID] = {}
@@ -113,7 +115,7 @@ class Mirror:
         self._fetchers.clear()
         self._cluster.close()
 
-    # Running.
+    # Methods that run the mirror and report its progress.
 
     def run(
         self,
@@ -122,7 +124,7 @@ class Mirror:
     ) -> None:
         """Mirror until `is_over()`. `report` is called every 0.1 seconds; an error that it raises ends the run.
 
-        The mirror does not call the store's `upkeep`: the caller must, for example in `report`.
+        The mirror does not call the store's `upkeep`. The caller must do so, for example in `report`.
         """
         next_refresh = time.monotonic() + _METADATA_SECONDS
         while not is_over():
@@ -136,7 +138,7 @@ class Mirror:
         report(self._told_progress())
 
     def _flush_much(self) -> None:
-        """Flush each partition that has many unflushed bytes. The fetchers go on meanwhile."""
+        """Flush each partition that has at least `_FLUSH_BYTES` unflushed bytes. The fetchers go on meanwhile."""
         for each in list(self._partitions.values()):
             if each.unflushed_bytes >= _FLUSH_BYTES:
                 try:
@@ -204,7 +206,7 @@ class Mirror:
         """Return how many offsets each partition is behind its source."""
         return {name: each.lag for name, each in self._partitions.copy().items()}
 
-    # Topics, leaders, settings and groups.
+    # Methods that copy topics, leaders, settings and committed offsets from the cluster.
 
     def _try_refresh(self) -> None:
         try:
@@ -223,7 +225,7 @@ class Mirror:
     def refresh(self) -> None:
         """Read the topics, leaders, settings and groups of the cluster, and apply what has changed to the store.
 
-        Raises `ClusterError`. An error of one topic leaves the others alone; `progress` shows it.
+        Raises `ClusterError`. An error of one topic does not stop the other topics; `progress` returns it.
         """
         found = [
             each
@@ -249,7 +251,7 @@ class Mirror:
         self._mirror_groups()
 
     def _settings(self, topics: Sequence[str]) -> Mapping[str, Mapping[str, str]] | None:
-        """Return the settings of topics by topic; None if the request fails, for example without permission."""
+        """Return the settings of each topic, by topic name; None if the request fails, such as without permission."""
         try:
             found = self._cluster.settings(topics)
         except ClusterError as error:
@@ -259,7 +261,7 @@ class Mirror:
         return found
 
     def _forget_others(self, topics: set[str]) -> None:
-        """Stop the mirroring of all topics but `topics`, which the cluster still has. The copies stay."""
+        """Stop mirroring topics that the cluster no longer has: all except `topics`. The copies stay."""
         for topic in {each.partition.name.topic for each in self._partitions.values()} - topics:
             logger.warning("%s: is no longer in the cluster; its copy stays as it is", topic)
             self._forget(topic)
@@ -284,13 +286,13 @@ class Mirror:
                 topic.name,
             )
         if settings is None and topic.name not in self._homes:
-            # The default of retention.ms would delete records older than a week.
+            # The default of retention.ms would delete all records that are older than a week.
             store.settings.set_topic(topic.name, RETENTION_MS, "-1")
         for number, (leader, leader_epoch) in topic.leaders.items():
             name = TopicPartition(topic.name, number).directory
             known = self._partitions.get(name)
             if known is None or store.registry.partitions.get(name) is not known.partition:
-                # The partition is new, or its copy was deleted here.
+                # The partition is new, or its copy was deleted from the store.
                 if name not in store.registry.homes:
                     store.create(name, mirror_of=self._cluster_id, mirrored_id=topic.topic_id)
                 mirror = PartitionMirror(store, store.writable(name), self._cluster_id)
@@ -318,7 +320,7 @@ class Mirror:
             partition = store[each]
             check_copy_of(partition, topic.topic_id)
             if read_topic_id(partition.disk, partition.directory) is None:
-                # The id is missing: a crash has interrupted the creation of the partition.
+                # The copy has no topic id, because a crash has interrupted the creation of the partition.
                 write_topic_id(partition.disk, partition.directory, topic.topic_id)
         self._known_ids[name] = topic.topic_id
 
@@ -336,14 +338,14 @@ class Mirror:
             if name in TOPIC_SETTINGS and not name.startswith(_OWN_SETTINGS)
         }
         if wanted.get("cleanup.policy") == "":
-            # With an empty policy Kafka deletes nothing. In this store, an empty value would stand for the default.
+            # In Kafka, an empty policy means that nothing is deleted. In a store, an empty value means the default.
             wanted |= {"cleanup.policy": "delete", RETENTION_MS: "-1", "retention.bytes": "-1"}
         changes: dict[str, str | None] = {
             name: wanted.get(name)
             for name in sorted({*here.topic_overrides(topic), *wanted})
             if not name.startswith(_OWN_SETTINGS)
         }
-        # A setting may be refused until another one has changed, so refused ones are tried again.
+        # A setting may be refused as long as another setting has its old value. So try the refused ones again.
         while (left := self._set(topic, changes)) and len(left) < len(changes):
             changes = {name: changes[name] for name in left}
         if left:
@@ -352,7 +354,7 @@ class Mirror:
             self._problems.pop(f"settings of {topic}", None)
 
     def _set(self, topic: str, changes: Mapping[str, str | None]) -> dict[str, str]:
-        """Change settings of a topic; return those that were refused, each with the reason."""
+        """Change settings of a topic (None removes one). Return the refused settings, each with the reason."""
         here, refused = self._store.settings, {}
         for name, text in changes.items():
             setting = TOPIC_SETTINGS[name]
@@ -376,7 +378,7 @@ class Mirror:
         """Commit in the store the offsets that groups have committed in the cluster for mirrored partitions."""
         problem = ""
         try:
-            # In Kafka, a group with an empty name may commit. The store refuses such a group.
+            # In Kafka, a group may have an empty name. A store refuses such a group.
             for group in filter(None, self._cluster.groups()):
                 try:
                     self._mirror_group(group)
@@ -393,7 +395,7 @@ class Mirror:
         changed = {}
         for (topic, number), offset in self._cluster.group_offsets(group).items():
             mirror = self._partitions.get(TopicPartition(topic, number).directory)
-            # A group may be ahead of the copy: commit its offset once the copy has reached it.
+            # If a group is ahead of the copy, a later refresh commits its offset, once the copy has reached it.
             if mirror is not None and offset <= mirror.partition.log_end_offset:
                 offset = max(offset, mirror.partition.log_start_offset)
                 known = self._store.groups.committed(group, mirror.name)

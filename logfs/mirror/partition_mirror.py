@@ -1,9 +1,9 @@
 """One partition of a mirror: compares it with its leader's log, and appends the batches that the leader sends.
 
 The rules are those of a follower (kafka-storage 10.5). Before the first fetch from a leader, after an error, and
-whenever the leader finds a difference, the leader epochs decide up to which offset the two logs are the same. Later
-records of the copy are dropped. Unlike a follower, the mirror drops nothing if the leader only refuses an offset as
-above its log end: a new leader may lag.
+whenever the leader finds a difference, the leader epochs decide up to which offset the two logs are the same. The
+records of the copy from this offset on are dropped. Unlike a follower, the mirror drops nothing if the leader only
+answers that the requested offset is above the leader's log end, because a new leader may lag.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _LONGEST_PAUSE_SECONDS = 5.0
 
 
 class PartitionMirror:
-    """The copy of one partition, and the state of its source. For one thread at a time, but any may `flush` it.
+    """The copy of one partition, and what is known of its source, the log of the partition's leader in the cluster.
 
-    `leader` is the node that leads the partition, -1 for none. `high_watermark` is the source's end for consumers, -1
-    as long as it is unknown. `goal` is the offset at which the mirror stops, None for no end. `problem` is the
-    present error, or "".
+    Only one thread at a time may use it, but any thread may call `flush`. `leader` is the node id of the leader, -1
+    if there is none. `high_watermark` is the source's end for consumers, -1 as long as it is unknown. `goal` is the
+    offset at which the mirroring stops, None if it goes on for ever. `problem` is the present error, or "".
     """
 
     def __init__(self, store: Store, partition: Partition, source: str) -> None:
@@ -53,11 +53,12 @@ class PartitionMirror:
         self._flushed_bytes = 0
         self.problem = ""
         self._leader_epoch = _NO_EPOCH
-        # After an error: the time at which the leader is asked again, and the pause after the next error (seconds).
+        # After an error, the leader is not asked again before the time `_not_before` (by `time.monotonic`). `_pause`
+        # is how long the pause after the next error will be, in seconds.
         self._not_before = 0.0
         self._pause = _FIRST_PAUSE_SECONDS
         self._failing_since: float | None = None
-        # Whether the copy is known to have the same records as the leader's log, up to the end of the copy.
+        # Whether it is known that, up to the end of the copy, the copy and the leader's log have the same records.
         self._agrees = False
         self._store = store
 
@@ -82,14 +83,14 @@ class PartitionMirror:
         return self.fetched_bytes - self._flushed_bytes
 
     def flush(self) -> None:
-        """Make everything durable that was appended so far. Any thread may call it."""
+        """Make everything durable that was appended so far. Any thread may call this method."""
         fetched = self.fetched_bytes
         self.partition.flush()
         self._flushed_bytes = fetched
 
     @property
     def has_reached_goal(self) -> bool:
-        """Whether there is no goal, or the log reaches the goal and is known to agree with the leader's log."""
+        """Whether there is no goal, or the copy reaches the goal and is known to agree with the leader's log."""
         return self.goal is None or (self._agrees and self.partition.log_end_offset >= self.goal)
 
     @property
@@ -114,7 +115,7 @@ class PartitionMirror:
         self._not_before = time.monotonic() + self._pause
         self._pause = min(2 * self._pause, _LONGEST_PAUSE_SECONDS)
 
-    # What to ask the leader.
+    # Methods that decide what to request from the leader.
 
     @property
     def is_waiting(self) -> bool:
@@ -127,7 +128,7 @@ class PartitionMirror:
         return not self._agrees and self.partition.epochs.latest != _NO_EPOCH
 
     def wanted(self) -> Wanted:
-        """Return the state of the copy for the next request: its log end, its last epoch, and the leader's epoch."""
+        """Return the description of the copy for the next request: log end, last epoch, and the leader's epoch."""
         partition = self.partition
         return Wanted(
             *self.place,
@@ -137,12 +138,15 @@ class PartitionMirror:
         )
 
     def asks_for(self, asked: Wanted) -> bool:
-        """Whether the answer to `asked` can be appended: it begins at the log end, and is from the present leader."""
+        """Whether the answer to the request `asked` can be appended.
+
+        It can if it begins at the copy's log end, comes from the present leader, and the logs need no comparison.
+        """
         wanted = self.wanted()
         is_same = (wanted.offset, wanted.leader_epoch) == (asked.offset, asked.leader_epoch)
         return is_same and not self.must_compare
 
-    # What the leader answers.
+    # Methods that process the leader's answers.
 
     def compare(
         self, found: EpochEnd, ids: Mapping[str, uuid.UUID | None], cluster: Cluster
@@ -150,28 +154,29 @@ class PartitionMirror:
         """Drop the records that the leader's log does not have; return False if the metadata may be out of date.
 
         The rules are those of kafka-storage 10.5. If the leader does not know the last epoch of the copy, an earlier
-        epoch must be compared next: `must_compare` stays True. `ids` are the topic ids that the leader has told after
-        `found`. `cluster` is asked for the bounds of the source's log if the copy's last epoch is above all epochs of
-        the leader. Raises `ClusterError`, and `InvalidSetting` if `found` is about another topic of the same name.
+        epoch must be compared next: `must_compare` stays True. `ids` are the topic ids that the leader has reported
+        after `found`. `cluster` is asked for the offset range of the source if the copy's last epoch is above all
+        epochs of the leader. Raises `ClusterError`, and `InvalidSetting` if `found` is about another topic of the
+        same name.
         """
         if found.error != NONE or found.topic not in ids:
             return self._failed(found.error or UNKNOWN_TOPIC)
         check_copy_of(self.partition, ids[found.topic])
         if found.end_offset < 0:
-            # The copy's last epoch is above all of the leader's, so the answer has no offset up to which they agree.
+            # The copy's last epoch is above all epochs of the leader, so the answer has no offset for a comparison.
             self._return_to_range(cluster)
         else:
             self._agree_up_to(found.epoch, found.end_offset)
             if self.goal is not None and self.has_reached_goal:
-                # No fetch follows at the goal, so `take` will not end the series of errors.
+                # At the goal, no fetch follows. So the series of errors must end here, and not in `take`.
                 self._end_errors()
         return True
 
     def _agree_up_to(self, epoch: int, end_offset: int) -> None:
         """Drop the records of the copy that the leader's log does not have.
 
-        `epoch` is the leader's greatest epoch that is not above the copy's last one, and `end_offset` is its end in
-        the leader's log. The epoch is -1 if the leader is too old to tell it.
+        `epoch` is the leader's greatest epoch that is not above the copy's last epoch. `end_offset` is the offset at
+        which this epoch ends in the leader's log. `epoch` is -1 if the leader's version of Kafka does not report it.
         """
         partition = self.partition
         end, entries = partition.log_end_offset, partition.epochs.entries
@@ -189,11 +194,11 @@ class PartitionMirror:
         self._agrees = not later or partition.epochs.latest == _NO_EPOCH
 
     def take(self, found: Fetched, cluster: Cluster) -> bool:
-        """Append the fetched batches, and raise the log start to the source's.
+        """Raise the copy's log start to that of the source, and append the fetched batches.
 
-        If the logs diverge, nothing is appended, and they are compared next. Return False if the metadata may be out
-        of date. `cluster` is asked for the bounds of the source's log if the offset is out of range. Raises
-        `ClusterError`, the errors of `fetched_batches.append_fetched`, and those of raising the log start.
+        If the two logs diverge, nothing is appended, and the logs are compared next. Returns False if the metadata
+        may be out of date. `cluster` is asked for the offset range of the source if the requested offset was out of
+        range. Raises `ClusterError`, and the errors of `fetched_batches.append_fetched` and `Store.delete_records`.
         """
         if found.error == OFFSET_OUT_OF_RANGE:
             self._return_to_range(cluster)
@@ -201,19 +206,19 @@ class PartitionMirror:
         if found.error != NONE:
             return self._failed(found.error)
         if found.diverging is not None:
-            # Drop nothing here. `compare` comes next: it first checks that the topic was not created again.
+            # Drop nothing yet. `compare` does it, after it has checked that the topic was not created again.
             self._agrees = False
             return True
         self._agrees = True
         self.high_watermark = found.high_watermark
-        # Before the append: if the source has deleted all records of the copy, the first fetched batch may begin
-        # below the log end, which only an empty log accepts.
+        # The log start is raised before the append: if the source has deleted all records that the copy has, the
+        # first fetched batch may begin below the copy's log end, which only an empty log accepts.
         self._follow_start(found.log_start_offset)
         if found.records:
             self.fetched_bytes += fetched_batches.append_fetched(
                 self.partition, found.records, self._note_gap, self._source
             )
-        # After the append: if it fails, as on a full disk, the series of errors goes on.
+        # This comes after the append: if the append fails, as on a full disk, the series of errors goes on.
         self._end_errors()
         return True
 
@@ -226,10 +231,10 @@ class PartitionMirror:
         return False
 
     def _return_to_range(self, cluster: Cluster) -> None:
-        """Begin again at the source's log start if it is above the copy's end; otherwise record an error.
+        """If the source's log start is above the copy's end, begin the copy there again; otherwise record an error.
 
-        A log start above the copy's end means that the source has deleted all records of the copy. The copy drops
-        them, too (kafka-storage 10.5).
+        Such a log start means that the source has deleted all records that the copy has. They are dropped from the
+        copy, too (kafka-storage 10.5).
         """
         first, end = cluster.offset_range(*self.place)
         ours = self.partition.log_end_offset
@@ -260,15 +265,16 @@ class PartitionMirror:
             )
 
     def _follow_start(self, offset: int) -> None:
-        """Raise the log start to `offset`, that of the source, but not above the log end."""
+        """Raise the copy's log start to `offset`, the log start of the source, but not above the copy's log end."""
         start = min(offset, self.partition.log_end_offset)
         if start > self.partition.log_start_offset:
             self._store.delete_records(self.name, start, mirror_of=self._source)
 
     def _note_gap(self) -> None:
-        """Record in the cleaner checkpoint that offsets may be missing. Called before a gap is appended.
+        """Record in the cleaner checkpoint that offsets may be missing from the copy.
 
-        Without this record, loading would take the gap for damage.
+        Called before a batch is appended that does not begin at the log end. Without this record, the next load of
+        the partition would take the missing offsets for damage.
         """
         checkpoints = self._store.checkpoints
         if checkpoints.cleaner_offset(self.name) is None:
@@ -276,9 +282,9 @@ class PartitionMirror:
 
 
 def check_copy_of(partition: Log, topic_id: uuid.UUID | None) -> None:
-    """Raise `InvalidSetting` if a copy is of a topic with another id than `topic_id`.
+    """Raise `InvalidSetting` if `partition` is a copy of a topic whose id is not `topic_id`.
 
-    Nothing is raised if `topic_id` is None, as from brokers before Kafka 2.8, or if the copy has no id.
+    Nothing is raised if `topic_id` is None, as from brokers before Kafka 2.8, or if the copy has no topic id.
     """
     found = read_topic_id(partition.disk, partition.directory)
     if None not in (found, topic_id) and found != topic_id:

@@ -25,7 +25,7 @@ _PROGRESS_SECONDS = 0.2
 
 
 class RunningRequest:
-    """A request in progress. `answer` has lines of JSON: lines of progress, and a last line with the result or error.
+    """A request in progress. `answer` has lines of JSON: the progress so far, and at the end the result or the error.
 
     A worker thread replaces `answer` and `error`; other threads only read them.
     """
@@ -41,7 +41,7 @@ class RunningRequest:
         self._is_cancelled = True
 
     def report(self, done: int, total: int) -> None:
-        """Add a line to the answer: `done` of `total` bytes are done. At most one such line is added in 0.2 s.
+        """Add a line to the answer: `done` of `total` bytes are done. The lines are at least 0.2 s apart.
 
         Raises `RequestInterrupted` after `cancel`.
         """
@@ -66,7 +66,9 @@ class AdminRequests:
     def start(
         self, store: Store, request: Request, done: Callable[[], None] = lambda: None
     ) -> RunningRequest:
-        """Start a request in a worker thread and return its `RunningRequest`; call `done` in that thread on success.
+        """Start a request in a worker thread, and return its `RunningRequest`.
+
+        If the request succeeds, `done` is called in the worker thread before the result is in the answer.
 
         Raises `OSError` (EAGAIN) if no worker thread runs and none can be started.
         """

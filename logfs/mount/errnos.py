@@ -59,7 +59,7 @@ ERRNO: dict[type[Exception], int] = {
 }
 
 _KEPT = 1000
-# A longer line is cut to this number of characters.
+# Lines of `.logfs/errors` are cut to this number of characters.
 _LONGEST = 4000
 
 

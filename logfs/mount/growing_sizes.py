@@ -55,16 +55,17 @@ if TYPE_CHECKING:
     from logfs.log.read.reader import Reader
     from logfs.mount.nodes.growing import GrowingFile
 
-# The kernel may keep a size that it was told this long ago and that has not changed since: an answer reaches the
-# kernel within microseconds, so it has arrived by then.
+# A size is confirmed if the kernel was told it at least this long ago, and it has not changed since. The answer with
+# the size has then reached the kernel, which takes microseconds, so the kernel may keep the size.
 CONFIRMED_SECONDS = 0.1
-# For how long the kernel may keep a size confirmed in this way, unless an append invalidates it.
+# For how long the kernel may keep a confirmed size, unless an append invalidates it.
 KEEP_SECONDS = 3600.0
-# The most growths in progress at a time. The limit is high: a growth that waits for threads must not delay others.
+# For how many files `_grow_for_all` may run at the same time. The limit is high: a call that waits for the threads of
+# one file must not delay other files.
 _WAITING = 256
-# The longest time for which a stopping mount still answers requests, so that growths in progress can end.
+# When a mount stops, it answers requests for at most this long, so that calls of `_grow_for_all` can end.
 _STOP_SECONDS = 20.0
-# The pause between two checks whether a growth is in progress.
+# The pause between two checks of whether such a call is in progress.
 _STOP_POLL_SECONDS = 0.01
 # If more threads than this have asked about an inode, the threads that have ended are forgotten.
 _MOST_THREADS = 64
@@ -75,19 +76,20 @@ class _KnownSize:
 
     def __init__(self, size: int, now: float) -> None:
         self.size = size
-        # The time of the last change of the size, by trio's clock.
+        # The time of the last change of the size, by trio's clock (seconds).
         self.since = now
-        # The threads that may not have processed the last answer about the inode, or that may be reading the file.
+        # The threads that have looked up the inode or asked for its attributes since the last `_grow_for_all`. Each
+        # may still be processing an answer about the inode, or be reading the file.
         self.threads: set[int] = set()
-        # The threads that asked for attributes since the first of the present handles was opened.
+        # The thread that opened the file when no handle was open, and those that have asked about the inode since.
         self.since_open: set[int] = set()
-        # The thread that was told to repeat its lookup; the inode is reserved for it.
+        # The thread for which the inode is reserved, because it was told to repeat its lookup; None if there is none.
         self.reserved_for: int | None = None
         # Held while the size grows for threads that share the inode.
         self.growing = trio.Lock()
 
     def note(self, thread: int) -> None:
-        """Record a thread that asks about the inode."""
+        """Record a thread that looks up the inode or asks for its attributes."""
         self.threads.add(thread)
         self.since_open.add(thread)
         if len(self.threads) > _MOST_THREADS:
@@ -96,21 +98,21 @@ class _KnownSize:
 
 
 class GrowingSizes:
-    """The sizes of growing files that the kernel was told. Used on the trio thread only (rule 6)."""
+    """The sizes of growing files that the kernel was told. Used on the trio thread only (architecture.md, rule 6)."""
 
     def __init__(self) -> None:
         self._told: WeakKeyDictionary[GrowingFile, _KnownSize] = WeakKeyDictionary()
         self._kept: WeakKeyDictionary[Reader, set[int]] = WeakKeyDictionary()
-        # The threads that were told to repeat a lookup, until they open the file.
+        # The threads that were told to repeat a lookup and have not opened the file yet.
         self._sent_back: set[int] = set()
         self._waiting = trio.CapacityLimiter(_WAITING)
         self._is_stopped = False
 
     async def stop(self) -> None:
-        """Begin no more growths of files that several threads share, and wait for the growths in progress.
+        """Let files that several threads share grow no more, and wait for the calls of `_grow_for_all` in progress.
 
-        A growth waits for pages that readers have locked until their requests are answered. So the mount must answer
-        requests during this call. The call waits for 20 s at most.
+        Such a call waits for pages that readers have locked until their requests are answered. So the mount must
+        answer requests during `stop`. It waits for 20 s at most.
         """
         self._is_stopped = True
         end = trio.current_time() + _STOP_SECONDS
@@ -118,9 +120,9 @@ class GrowingSizes:
             await trio.sleep(_STOP_POLL_SECONDS)
 
     def may_look_up(self, node: GrowingFile, size: int, thread: int) -> bool:
-        """Return whether a lookup by `thread` may answer with `node` and `size` (bytes); if so, record that it does.
+        """Return whether a lookup by `thread` may be answered with `node` and `size` (bytes).
 
-        If not, the caller makes another node for the name.
+        If so, the answer is recorded. If not, the caller must make another node for the name.
         """
         if not node.is_growing:
             return True
@@ -150,11 +152,11 @@ class GrowingSizes:
         return False
 
     async def grow(self, node: GrowingFile, size: int, thread: int) -> int:
-        """Return the size to tell the kernel in the answer to a GETATTR by `thread`, as soon as that is safe.
+        """Return the size to tell the kernel in the answer to a GETATTR by `thread`, once it is safe to tell.
 
-        `size` is the present size of the file in bytes. If other threads may share the file, a growth waits until
-        they have left the kernel's read path. While the mount is being stopped, such a file does not grow: the result
-        is the size that the kernel was told before.
+        `size` is the present size of the file in bytes. If it is larger than the kernel knows, and other threads may
+        share the file, this waits until they have left the kernel's read path. While the mount is being stopped, such
+        a file does not grow: the result is the size that the kernel was told before.
         """
         if not node.is_growing:
             return size

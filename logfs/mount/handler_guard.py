@@ -26,7 +26,7 @@ _Class = TypeVar("_Class", bound=type)
 
 
 class RequestCounts:
-    """The requests to one handler: `times` has the durations of all, `errors` the number of failed ones by errno."""
+    """The requests to one handler: `times` counts all requests by duration, `errors` the failed requests by errno."""
 
     __slots__ = ("errors", "times")
 
@@ -35,7 +35,7 @@ class RequestCounts:
         self.errors: Counter[int] = Counter()
 
 
-# The counts of each handler by its name. One table is enough, because pyfuse3 cannot serve two mounts in a process.
+# The `RequestCounts` by name of the handler. They need not be kept by mount: pyfuse3 serves one mount in a process.
 REQUESTS: dict[str, RequestCounts] = {}
 
 # The type that each handler must return. Handlers that are not listed return None.
@@ -60,7 +60,8 @@ RETURNS: dict[str, type | tuple[type, ...]] = {
     "write": int,
 }
 
-# These requests have no answer. pyfuse3 does not catch their errors, so even a `FUSEError` would end the mount.
+# The handlers of requests that have no answer. pyfuse3 does not catch their errors, so even a `FUSEError` would end
+# the mount.
 _UNANSWERED = frozenset({"forget"})
 
 
@@ -105,9 +106,9 @@ def _guard(name: str, handler: Callable[..., Awaitable[Any]]) -> Callable[..., A
 
 
 def _can_be_sent(name: str, result: Any) -> bool:
-    """Whether pyfuse3 can convert an answer of the right type to C, as far as this depends on the answer's contents.
+    """Whether the contents of an answer permit pyfuse3 to convert it to C. The answer's type was checked before.
 
-    pyfuse3 converts the answer after the wrapped handler has returned, where an error could not be caught any more.
+    pyfuse3 converts the answer after the wrapped handler has returned. There, an error could not be caught any more.
     """
     if name == "create":
         kinds = (pyfuse3.FileInfo, pyfuse3.EntryAttributes)

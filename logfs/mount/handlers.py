@@ -20,14 +20,17 @@ if TYPE_CHECKING:
 
 _BLOCK = 512
 _INT64_MAX = 2**63 - 1
-# The handlers whose first argument is a handle, except `fsyncdir`, which never fails.
+# The handlers whose first argument is the handle of an open file or directory, except `fsyncdir`, which never fails.
 _BY_HANDLE = frozenset({"read", "write", "flush", "fsync", "release", "readdir", "releasedir"})
 # The handlers whose second argument is a name in a directory.
 _BY_NAME = frozenset({"lookup", "mkdir", "create", "mknod", "symlink", "unlink", "rmdir", "rename"})
 
 
 class Handlers(pyfuse3.Operations, Generic[N]):
-    """The base class of the handlers of a mount whose nodes are of type `N`. All run on the trio thread (rule 6)."""
+    """The base class of the FUSE handlers of a mount, whose nodes are of type `N`.
+
+    All handlers run on the trio thread (architecture.md, rule 6).
+    """
 
     supports_dot_lookup = False
 
@@ -42,7 +45,7 @@ class Handlers(pyfuse3.Operations, Generic[N]):
         self._next_handle += 1
         return handle
 
-    # Errors.
+    # Methods that record errors.
 
     def failed(self, name: str, arguments: tuple[Any, ...], error: Exception) -> int:
         """Return the errno of an error, and record the error with its path for `.logfs/errors`.
@@ -59,7 +62,7 @@ class Handlers(pyfuse3.Operations, Generic[N]):
         return self._opened(key) if isinstance(key, int) else None
 
     def _opened(self, handle: int) -> N | None:
-        """Return the node of an open file; None if the handle is unknown or that of a directory."""
+        """Return the node of an open file; None if the handle is unknown, or if it is the handle of a directory."""
         raise NotImplementedError
 
     def _path_of(self, name: str, arguments: tuple[Any, ...]) -> str:
@@ -71,7 +74,7 @@ class Handlers(pyfuse3.Operations, Generic[N]):
             return f"{node.path.rstrip('/')}/{os.fsdecode(arguments[1])}"
         return node.path
 
-    # Inodes.
+    # Methods for inodes, and `fsyncdir`.
 
     @staticmethod
     def _entry(node: N, found: Stat) -> pyfuse3.EntryAttributes:
@@ -97,10 +100,10 @@ class Handlers(pyfuse3.Operations, Generic[N]):
     async def fsyncdir(self, fh: int, datasync: bool) -> None:
         """Do nothing: a call that creates or removes a name makes the change durable before it returns."""
 
-    # Changes that every mount refuses.
+    # Handlers of changes that every mount refuses.
 
     def _refusal(self, directory: int, name: bytes, why: str) -> OSError:
-        """Return the EPERM error for a refused change in the directory; `why` is the reason."""
+        """Return the `OSError` (EPERM) for a refused change in a directory, given by inode; `why` is the reason."""
         return refuse(errno.EPERM, f"{self._inodes.node(directory).path}: {why}")
 
     async def mknod(

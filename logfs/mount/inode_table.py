@@ -26,16 +26,17 @@ class NumberedNode(Protocol):
 
 N = TypeVar("N", bound=NumberedNode)
 
-# The kernel keeps a name that was looked up until it needs the memory. Above this number of evictable nodes, the
-# kernel is asked to forget the oldest, so that a scan of a million offsets does not leave a million nodes here.
+# The kernel remembers a name that was looked up until it needs the memory. If the table has more evictable nodes than
+# this, the kernel is asked to forget the names of the oldest, so that a scan of a million offsets does not leave a
+# million nodes in the table.
 _MOST_EVICTABLE = 20_000
-# How many names the kernel is asked to forget at once. Fewer at once would be slower: each time, pyfuse3's
-# notification thread is woken, which takes as long as a lookup.
+# How many names the kernel is asked to forget at a time. With fewer, pyfuse3's notification thread would be woken
+# more often, which takes as long as a lookup each time.
 _EVICTED = 256
 
 
 class InodeTable(Generic[N]):
-    """The nodes by inode number. Only the trio thread uses it (rule 6).
+    """The nodes by inode number. Only the trio thread uses it (architecture.md, rule 6).
 
     A node gets its number before its first entry is sent to the kernel. The table keeps the node until the kernel has
     forgotten every lookup of it.
@@ -53,7 +54,7 @@ class InodeTable(Generic[N]):
         return iter(list(self._nodes.values()))
 
     def get(self, inode: object) -> N | None:
-        """Return the node of an inode, None if the kernel does not know it."""
+        """Return the node of an inode; None if the kernel knows no such inode."""
         return self._nodes.get(inode) if isinstance(inode, int) else None
 
     def node(self, inode: int) -> N:
@@ -89,7 +90,10 @@ class InodeTable(Generic[N]):
         return [self._nodes[inode] for inode in oldest if inode in self._nodes]
 
     def forget(self, counts: Iterable[tuple[int, int]]) -> None:
-        """Subtract forgotten lookups, given as (inode, count). Drop each node that has none left, except the root."""
+        """Subtract the lookups that the kernel has forgotten, given as (inode, count).
+
+        Drops each node whose lookups are all forgotten, except the root.
+        """
         for inode, count in counts:
             left = self._lookups.get(inode, 0) - count
             if left > 0 or inode == self._root_inode:

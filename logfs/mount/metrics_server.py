@@ -22,9 +22,9 @@ logger = logging.getLogger(__name__)
 _PATH = "/metrics"
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
 _OPENMETRICS = "application/openmetrics-text"
-# A client must send its request and take the answer within this time.
+# A client must send its request and receive the answer within this time.
 _SECONDS = 5.0
-# The most connections at a time. Others wait in the kernel, where they use no descriptor that a log may need.
+# The most open connections. Further clients wait in the kernel, where they use no descriptor that a log may need.
 _CONNECTIONS = 8
 _MOST_HEADER_BYTES = 16 << 10
 _PAUSE_SECONDS = 0.1
@@ -36,7 +36,7 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         found = socket.create_server((host, port), family=family, backlog=_CONNECTIONS)
     except OSError as error:
-        # Python appends the address in brackets. Cut it off, because the message names the address already.
+        # Python adds the address in brackets to the reason. Cut it off, because the message below has the address.
         reason = str(error.strerror).partition(" (")[0]
         raise OSError(error.errno, reason, f"--metrics-listen {host}:{port}") from None
     host, port = found.getsockname()[:2]
@@ -55,7 +55,7 @@ async def serve(listening: socket.socket, metrics: Metrics) -> None:
             try:
                 stream = await listener.accept()
             except OSError as error:
-                # For example, no descriptor is free, or the client has gone.
+                # The cause may be that no descriptor is free, or that the client has closed the connection.
                 free.release()
                 logger.warning("metrics: a connection cannot be accepted: %s", error)
                 await trio.sleep(_PAUSE_SECONDS)

@@ -42,7 +42,7 @@ class MountedMirror:
         self._stopped = threading.Event()
         self._mirror: Mirror | None = None
         self._problem = ""
-        # The bytes that earlier `Mirror` objects of this mount have appended.
+        # How many bytes of batches earlier `Mirror` objects of this mount have appended.
         self._fetched_bytes = 0
 
     def stop(self) -> None:

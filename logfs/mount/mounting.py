@@ -40,11 +40,11 @@ def prepare_mountpoint(
 ) -> Path:
     """Check a mountpoint and the paths to mount there, and return the absolute path of the mountpoint.
 
-    `check_sources` raises an error if `sources`, the paths that are to be mounted, are unsuitable. If the mountpoint
-    has a dead mount, that is, one whose daemon has ended, the dead mount is unmounted. Nothing else changes. The
-    directory below a dead mount can be checked only after the unmount, so an error may be raised after it. Raises the
-    error of `check_sources`, `InvalidStore` if logfs is already mounted there or the mountpoint is unsuitable, and
-    `OSError` (EBUSY) if a dead mount cannot be unmounted.
+    `check_sources` must raise an error if `sources`, the paths to mount, are unsuitable. If the mountpoint has a dead
+    mount (one whose daemon has ended), the dead mount is unmounted. Nothing else changes. The directory under a dead
+    mount can be checked only after the unmount, so an error may be raised when the dead mount is gone already. Raises
+    the errors of `check_sources`; `InvalidStore` if logfs is already mounted there or the mountpoint is unsuitable;
+    and `OSError` (EBUSY) if a dead mount cannot be unmounted.
     """
     mountpoint = Path(os.path.abspath(mountpoint))
     found = mounted_at(mountpoint)
@@ -78,7 +78,8 @@ def _check_mountpoint(mountpoint: Path, sources: Sequence[Path], *, nonempty: bo
         real = Path(os.path.realpath(mountpoint))
         if path == real or real in path.parents:
             raise InvalidStore(
-                f"{path}: cannot lie in its own mount {mountpoint}; mount on another directory"
+                f"{path}: is or lies in the mountpoint {mountpoint}, and the mount would hide it; mount on another "
+                "directory"
             )
     kind = recognise(mountpoint).kind
     if kind in (PathKind.LOG_DIR, PathKind.PARTITION):
@@ -112,7 +113,7 @@ def unmount(mountpoint: Path, *, lazy: bool = False) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         reason = done.stderr.strip() or f"exit code {done.returncode}"
-        # Only the end is compared, because the path of the mountpoint may contain "busy", too.
+        # Only the end of the text is compared, because the path of the mountpoint may contain "busy", too.
         if reason.rstrip(".").endswith("busy"):
             reason = (
                 f"it is busy; 'fuser -vm {mountpoint}' lists the processes that use it, and "
@@ -132,9 +133,9 @@ class _Option(str):
 
 @contextmanager
 def one_stop() -> Iterator[Callable[[], Awaitable[None]]]:
-    """Yield a function that waits for SIGTERM, SIGINT or SIGHUP. After the first such signal, more have no effect.
+    """Yield a function that waits for SIGTERM, SIGINT or SIGHUP. After the first such signal, others are ignored.
 
-    Otherwise a second Ctrl-C would end the daemon before it has unmounted and closed the store.
+    If they were not ignored, a second Ctrl-C would end the daemon before it has unmounted and closed the store.
     """
     received: list[int] = []
     for each in _STOP:
@@ -163,7 +164,7 @@ def mounted(
 ) -> Iterator[None]:
     """Mount when the context is entered, and unmount when it is left.
 
-    The mount table shows `filesystem_type`, such as `fuse.logfs`, and `source`. `words` are further options of FUSE.
+    The mount table shows `filesystem_type`, such as `fuse.logfs`, and `source`. `words` are further mount options.
     Raises `OSError` (EPERM) if FUSE refuses the mount.
     """
     escaped = re.sub(r"([\\,])", r"\\\1", source)
@@ -189,7 +190,7 @@ def statvfs_of(path: Path) -> pyfuse3.StatvfsData:
 
     For a bucket, all counts of space and files are 0, because an object store reports neither a size nor a limit.
     """
-    # For a bucket, the block size and the longest name are those of the filesystem of the root directory.
+    # For a bucket, the block size and the longest name are taken from this computer's root filesystem.
     is_bucket = isinstance(path, BucketPath)
     below = os.statvfs("/" if is_bucket else path)
     answer = pyfuse3.StatvfsData()
@@ -200,9 +201,12 @@ def statvfs_of(path: Path) -> pyfuse3.StatvfsData:
 
 
 def start_notifier() -> None:
-    """Start pyfuse3's notification thread, so that no request waits for its start. Raises EAGAIN if that fails."""
+    """Start pyfuse3's notification thread, so that no request has to wait for its start.
+
+    Raises `OSError` (EAGAIN) if the thread cannot be started.
+    """
     try:
-        # The first call starts the thread. No lookup returns this name, so the kernel has nothing to forget.
+        # The first notification starts the thread. No lookup returns this name, so the kernel has nothing to forget.
         name = pyfuse3.FileNameT(b".logfs.none")
         pyfuse3.invalidate_entry_async(pyfuse3.ROOT_INODE, name, ignore_enoent=True)
     except RuntimeError as error:
@@ -221,7 +225,7 @@ def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 def forget_attributes(inode: int) -> None:
-    """Make the kernel forget the attributes of a file: it asks for them again before it uses them."""
+    """Make the kernel forget the attributes of a file, so that it asks for them again before it uses them."""
     try:
         pyfuse3.invalidate_inode(pyfuse3.InodeT(inode), attr_only=True)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The FUSE handlers: each finds the node of a request, calls it and answers. They also keep the open handles."""
+"""The FUSE handlers of the main mount: each finds the node of a request, calls a method of the node, and answers."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-# The most requests at a time that run in worker threads, change nothing and do not wait for the network.
+# How many requests run in worker threads at the same time, of those that change nothing and need no network.
 _WORKERS = 8
-# The most changes at a time in worker threads. Fsyncs have a limit of their own.
+# The same limit for requests that change something, except fsync, which has a limit of its own.
 _CHANGING_WORKERS = 8
-# The most requests at a time that change nothing and may wait for the network.
+# The same limit for requests that change nothing and may wait for the network.
 _FETCHING_WORKERS = 384
-# A record of up to this size is put into the kernel's page cache at its first open. A reader of a larger record may
-# want only a part of it.
+# If the content of a record's file has at most this many bytes, it is put into the kernel's page cache at the first
+# open. The reader of a larger record may want only a part of it.
 _HANDED_OVER_BYTES = 128 * 1024
 # After this number of directory entries, a `readdir` lets other requests run.
 _ENTRIES_A_STEP = 16
@@ -62,8 +62,8 @@ _ENTRIES_A_STEP = 16
 class Operations(Handlers[Node]):
     """The handlers that pyfuse3 calls.
 
-    Every method runs on the trio thread (rule 6) and does not block it: a call that would have to wait for the disk
-    runs in a worker thread (`_run`).
+    Every method runs on the trio thread (architecture.md, rule 6) and does not block it: a call that would have to
+    wait for the disk runs in a worker thread (`_run`).
     """
 
     enable_writeback_cache = False
@@ -103,9 +103,10 @@ class Operations(Handlers[Node]):
         return found.node if found else None
 
     async def _run(self, work: Callable[..., _T], *arguments: Any) -> _T:
-        """Call `work`, which changes nothing, on this thread; if it must wait, repeat it in a worker thread (rule 8).
+        """Call `work`, which must change nothing, on this thread. If it must wait, repeat it in a worker thread.
 
-        Until the compiled code is loaded, `work` always runs in a worker thread, because it may wait for the loading.
+        This is architecture.md, rule 8. Until the compiled code is loaded, `work` always runs in a worker thread,
+        because it may wait for the loading.
         """
         if self.is_cold:
             return await self._look(work, *arguments)
@@ -118,7 +119,7 @@ class Operations(Handlers[Node]):
         return await self._look(work, *arguments)
 
     async def _look(self, work: Callable[..., _T], *arguments: Any) -> _T:
-        """Call `work`, which changes nothing, in a worker thread.
+        """Call `work`, which must change nothing, in a worker thread.
 
         If `work` needs the network, repeat it in a thread that may wait for the network (`_fetch`).
         """
@@ -134,8 +135,8 @@ class Operations(Handlers[Node]):
     async def _change(self, work: Callable[..., _T], *arguments: Any) -> _T:
         """Call `work`, which may change something, on this thread; if it must wait, repeat it in a worker thread.
 
-        `work` raises `WouldBlock` only before it has changed anything, so nothing is changed twice. In the worker
-        thread it may wait for anything.
+        `work` must raise `WouldBlock` only before it has changed anything, so that nothing is changed twice. In the
+        worker thread, `work` may also wait for the network.
         """
         if not self.is_cold:
             with suppress(WouldBlock):
@@ -145,12 +146,12 @@ class Operations(Handlers[Node]):
     async def _change_in_thread(self, work: Callable[..., _T], *arguments: Any) -> _T:
         return await run_in_thread(work, *arguments, limiter=self._changers)
 
-    # Nodes and attributes.
+    # Handlers and methods for nodes and attributes.
 
     def _remember(self, node: Node) -> None:
         """Count a lookup of a node whose entry is sent to the kernel.
 
-        If the kernel then has more evictable names than allowed, ask it to forget the oldest.
+        If the kernel then has more evictable names than allowed, ask the kernel to forget the oldest of them.
         """
         for old in self._inodes.remember(node):
             if old.parent is not None:
@@ -207,7 +208,7 @@ class Operations(Handlers[Node]):
         return entry
 
     async def _find(self, directory: DirectoryNode, name: str) -> Node:
-        """Return the node of a name. A worker thread may make it, but only the trio thread stores it (rule 6)."""
+        """Return the node of a name. A worker thread may make the node, but only the trio thread stores it."""
         return directory.known(name) or directory.adopt(name, await self._run(directory.find, name))
 
     async def getattr(self, inode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
@@ -216,7 +217,7 @@ class Operations(Handlers[Node]):
     async def _attributes_for(
         self, node: Node, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
-        """Return the attributes of a node that the kernel knows; for a growing file, a size that is safe to tell."""
+        """Return the attributes of a node that the kernel knows, with a size that is safe (`growing_sizes`)."""
         if isinstance(node, GrowingFile):
             end_offset = node.partition.log.state.log_end_offset
             entry = await self._attributes(node)
@@ -240,12 +241,13 @@ class Operations(Handlers[Node]):
             await self._change(node.truncate, attr.st_size)
         if fields.update_mode or fields.update_uid or fields.update_gid:
             await self._change_in_thread(self._change_access, node, attr, fields, ctx.uid)
-            # Other nodes may take their permissions from the same table: the kernel must forget their attributes.
+            # Other nodes may have their mode and owner from the same table: the kernel must forget their attributes.
             assert isinstance(node, PartitionAccess)
             for other in self._inodes:
                 if isinstance(other, PartitionAccess) and other.follows(node.modes):
                     forget_attributes(other.inode)
-        # Times come from the records. Setting them is accepted, as `touch` and `cp -p` expect, and changes nothing.
+        # The times of files come from records. A request to set times succeeds, as `touch` and `cp -p` expect, but
+        # changes nothing.
         return await self._attributes_for(node, ctx)
 
     @staticmethod
@@ -282,7 +284,7 @@ class Operations(Handlers[Node]):
         path = store.registry.working[0].path
         return await self._look(statvfs_of, path)
 
-    # Directories.
+    # Handlers for directories.
 
     async def opendir(self, inode: int, ctx: pyfuse3.RequestContext) -> int:
         directory = self._directory(inode)
@@ -297,7 +299,7 @@ class Operations(Handlers[Node]):
         directory, names, thread = self._listings[fh]
         for number in range(start_id, len(names)):
             if number % _ENTRIES_A_STEP == 0:
-                # A reply may have thousands of entries. Let other requests run meanwhile.
+                # The answer may have thousands of entries. Let other requests run in between.
                 await trio.lowlevel.checkpoint()
             try:
                 node, entry = await self._look_up(directory, names[number], thread)
@@ -355,7 +357,7 @@ class Operations(Handlers[Node]):
         self._remember(node)
         return info, entry
 
-    # Files.
+    # Handlers for files.
 
     async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
         node = self._inodes.node(inode)
@@ -384,10 +386,10 @@ class Operations(Handlers[Node]):
 
     @staticmethod
     def _hand_over(handle: RecordHandle) -> None:
-        """Put a record into the kernel's pages at its first open, which saves the READ that would follow.
+        """Put a record into the kernel's page cache at the first open of its file, so that no READ has to follow.
 
-        This is done at the first open only. A page that is being read is locked: the kernel would make this thread
-        wait for an answer that this thread has to give. Before the first open there are no readers.
+        Later opens must not do this: a reader may have locked the page, and this thread would wait in the kernel for
+        the reader, which waits for an answer of this thread. At the first open there are no readers.
         """
         file, content = handle.file, handle.content
         if file.is_handed_over or not 0 < len(content) <= _HANDED_OVER_BYTES:
@@ -396,7 +398,7 @@ class Operations(Handlers[Node]):
         try:
             pyfuse3.notify_store(pyfuse3.InodeT(file.inode), 0, content)
         except OSError as error:
-            # The record is then not in the page cache, and the kernel sends a READ for it.
+            # The record did not get into the page cache, so the kernel will send a READ for it.
             logger.debug("%s: %s", file.path, error)
 
     async def read(self, fh: int, off: int, size: int) -> bytes:
@@ -408,7 +410,7 @@ class Operations(Handlers[Node]):
         return found
 
     async def write(self, fh: int, off: int, buf: bytes) -> int:
-        # Every write goes to the end of the log, as with O_APPEND. `off` is only checked.
+        # Every write appends to the log, as with O_APPEND. The position `off` is only checked.
         handle = self._handles[fh]
         handle.check_position(off, buf)
         try:
@@ -423,7 +425,7 @@ class Operations(Handlers[Node]):
         await self._sync(self._handles[fh])
 
     async def _sync(self, handle: Handle) -> None:
-        """Make appended data durable, in a worker thread. Callers that wait for the same partition share one sync."""
+        """Make data appended through `handle` durable. Calls that wait for the same partition share one sync."""
         for partition, end_offset in [(each, each.log_end_offset) for each in handle.appends_to]:
             lock = self._sync_locks.setdefault(partition, trio.Lock())
             async with lock:
@@ -434,7 +436,7 @@ class Operations(Handlers[Node]):
     async def flush(self, fh: int) -> None:
         """Refuse with ENOSYS, after which the kernel sends no more FLUSH requests.
 
-        FLUSH means that one of perhaps several descriptors was closed. It ends no line and makes nothing durable.
+        FLUSH means that one of perhaps several descriptors was closed. That ends no line and makes nothing durable.
         """
         raise pyfuse3.FUSEError(errno.ENOSYS)
 
@@ -450,12 +452,15 @@ class Operations(Handlers[Node]):
             del self._handles[fh]
 
     def _grown(self, handle: Handle) -> None:
-        """Invalidate the sizes that the kernel keeps, before the writer is told that its records are in the log."""
+        """Make the kernel forget the sizes of files that may have grown through `handle`.
+
+        This must happen before the writer is told that its records are in the log.
+        """
         for partition in handle.grown():
             for inode in self._sizes.pop_stale(partition):
                 forget_attributes(inode)
 
-    # Extended attributes.
+    # Handlers for extended attributes.
 
     async def getxattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> bytes:
         if not name.startswith(b"user.logfs."):

@@ -28,7 +28,7 @@ _FLAGS = {
     "relatime": 1 << 21,
     "strictatime": 1 << 24,
 }
-# The flags that each of these options clears.
+# Options that clear flags, each with the flags that it clears.
 _OPPOSITE = {
     "rw": ("ro",),
     "exec": ("noexec",),
@@ -37,7 +37,7 @@ _OPPOSITE = {
     "norelatime": ("relatime",),
     "nostrictatime": ("strictatime",),
 }
-# At most one of these flags is in force.
+# Of these flags, at most one can be set.
 _ATIME = ("noatime", "relatime", "strictatime")
 
 # Options that take effect only when the filesystem is mounted: a remount cannot change them.
@@ -46,7 +46,7 @@ CHANGEABLE = frozenset({*_FLAGS, *_OPPOSITE} - {"nosuid", "nodev"})
 
 
 def remount(mountpoint: Path, words: Iterable[str]) -> None:
-    """Change flags of the mount on `mountpoint`; flags that `words` do not name keep their values.
+    """Change the flags of the mount on `mountpoint` that `words` name. Other flags keep their values.
 
     `words` are options of `logfs mount`. An option that is already in force changes nothing. Raises `InvalidStore` if
     no logfs is mounted there, and for an option that is unknown or needs a new mount. Raises `OSError`: EPERM unless
@@ -85,7 +85,7 @@ def _refuse(word: str) -> NoReturn:
     if name not in _FIXED:
         raise InvalidStore(f"-o {word}: no such mount option; 'logfs mount --help' lists them")
     raise InvalidStore(
-        f"-o remount,{word}: {name} cannot change while mounted; unmount, and mount with it"
+        f"-o remount,{word}: {name} cannot change while mounted; unmount, and mount with -o {word}"
     )
 
 

@@ -51,19 +51,19 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The most requests that are served at a time. With pyfuse3's default of 99, 120 readers of a slow disk delayed an
-# unrelated stat for seconds. Of the requests that wait for an object store, 384 have a thread, and the others queue.
+# The most requests that are served at the same time. With pyfuse3's default of 99, 120 readers of a slow disk delayed
+# an unrelated stat for seconds. At most 384 requests have threads to wait for an object store; the others queue.
 _MAX_TASKS = 4000
 _UPKEEP_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 60.0
-# The wait before partitions that could not be loaded for lack of descriptors are tried again.
+# How long to wait before partitions that could not be loaded for lack of file descriptors are loaded again.
 _LOAD_SECONDS = 10.0
 # How often a read-only store checks for changes by other processes. A request for a size or a name checks at once.
 _REFRESH_SECONDS = 0.5
 _READ_AHEAD_KB = 1024
 # How long a worker thread may keep the GIL while the trio thread waits for it. Python's default is 5 ms.
 _SWITCH_SECONDS = 0.0005
-# The library of numba's compiler. Loading the compiled code reads most of this library into memory.
+# The name of the library of numba's compiler. The loading of compiled code reads most of this library into memory.
 _COMPILER = b"libllvmlite"
 # From <sys/mman.h>.
 _MADV_PAGEOUT = 21
@@ -113,7 +113,7 @@ def run(
         try:
             _mount(options, mountpoint, store, watch, stop_wanted, ready)
         finally:
-            # Closing the store waits for the disk. This thread may wait: it serves no more requests.
+            # Closing the store waits for the disk. This thread may now wait, because it serves no more requests.
             store.disk.allow_blocking()
         if not store.read_only:
             lock.withdraw(store.registry.working)
@@ -138,8 +138,8 @@ def _mount(
     threads.start()
     address = options.metrics_address
     listening = None if address is None else metrics_server.listen(*address)
-    # The path as the mount table will show it. Resolve it before the mount: later, the call would wait for an answer
-    # of this thread.
+    # The mountpoint as the mount table will show it. Resolve it before the mount: later, the call would send a
+    # request to the mount, and this thread, which has to answer it, would wait forever.
     place = Path(os.path.realpath(mountpoint))
     source, words = source_of(options), _fuse_options(options)
     with (
@@ -156,10 +156,10 @@ def _mount(
 def check_paths(options: MountOptions) -> Path:
     """Check the mountpoint and the log directories, and return the absolute path of the mountpoint.
 
-    If the mountpoint has a dead mount, that is, one whose daemon has ended, the dead mount is unmounted. Nothing else
-    changes. The directory below a dead mount can be checked only after the unmount, so an error may be raised after
-    it. Raises `InvalidStore` if logfs is already mounted there, or if the mountpoint or a log directory is
-    unsuitable, and `OSError` (EBUSY) if a dead mount cannot be unmounted.
+    If the mountpoint has a dead mount (one whose daemon has ended), the dead mount is unmounted. Nothing else
+    changes. The directory under a dead mount can be checked only after the unmount, so an error may be raised when
+    the dead mount is gone already. Raises `InvalidStore` if logfs is already mounted there, or if the mountpoint or a
+    log directory is unsuitable, and `OSError` (EBUSY) if a dead mount cannot be unmounted.
     """
     writable = not options.read_only
     return prepare_mountpoint(
@@ -173,8 +173,8 @@ def check_paths(options: MountOptions) -> Path:
 def source_of(options: MountOptions) -> str:
     """Return the source that the mount table shows: `options.source`, or else the log directories, joined by commas.
 
-    mount(8) compares the source with the lines of fstab, to detect which of them are already mounted. It resolves the
-    symlinks of a line with one path, but not of a list of paths. So the paths of a list stay unresolved here, too.
+    mount(8) compares the source with the lines of fstab, to detect which of them are already mounted. If a line has
+    one path, mount(8) resolves its symlinks, but not if it has a list of paths. This function does the same.
     """
     if options.source is not None:
         return options.source
@@ -194,9 +194,9 @@ def _raise_file_limit() -> None:
 def warm_up(stopping: threading.Event | None = None) -> None:
     """Compile the loops over batches and keys, or load them from the cache; the compilation takes many seconds.
 
-    At its end, the call releases the compiler's memory, and excludes the existing objects from garbage collection. If
-    `stopping` is set meanwhile, the call returns early, and does neither: a mount that ends must not wait for the
-    compiler.
+    Afterwards, the function frees the compiler's memory, and excludes all existing objects from garbage collection.
+    If `stopping` is set during the call, it returns early, and skips these two steps: a mount that ends must not wait
+    for the compiler.
     """
     from logfs.format.kernel_warmup import warm_up_steps
     from logfs.log.read import key_tables
@@ -206,7 +206,7 @@ def warm_up(stopping: threading.Event | None = None) -> None:
             return
     key_tables.warm_up()
     _page_out(_COMPILER)
-    # The objects that exist now are never freed, so the garbage collector need not examine them in every round.
+    # Most objects that exist now are never freed, so the garbage collector need not examine them each time it runs.
     gc.collect()
     gc.freeze()
 
@@ -235,7 +235,8 @@ async def _serve(
         nursery.start_soon(_upkeep, lambda: store.upkeep(compaction=False), interval)
         nursery.start_soon(_upkeep, lambda: update_key_indexes(store.registry), interval)
         if not store.read_only:
-            # Each worker may run for minutes, so it has a task of its own. A request to it wakes the task at once.
+            # Each of these workers may run for minutes, so each has a task of its own. A request to a worker wakes
+            # its task at once.
             for worker in (store.compactor, store.mover, store.remote_log_manager):
                 alarm = _Alarm()
                 worker.wake = alarm.ring
@@ -274,8 +275,8 @@ async def _warm_up(operations: Operations, stopping: threading.Event) -> None:
     try:
         await run_in_thread(warm_up, stopping)
     except Exception as error:
-        # Each request then loads the code that it needs, in a worker thread. The error is unexpected, and must not
-        # end the mount.
+        # The error is unexpected, and must not end the mount: each request loads the code that it needs, in a worker
+        # thread.
         logger.exception("the compiled code cannot be loaded, so requests stay slow: %r", error)
     else:
         operations.is_cold = False
@@ -298,7 +299,7 @@ async def _announce(store: Store, mountpoint: Path, ready: Callable[[], None]) -
 
 
 def _raise_read_ahead(mountpoint: Path) -> None:
-    """Raise the kernel's read-ahead to the size of its largest request. For users other than root, change nothing."""
+    """Raise the mount's read-ahead to the size of the kernel's largest READ. For others than root, do nothing."""
     device = os.stat(mountpoint).st_dev
     knob = Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb")
     try:
@@ -354,9 +355,10 @@ async def _upkeep(
         began = trio.current_time()
         try:
             await run_in_thread(work)
-            # Pause ten times as long as `work` took, from `interval` up to 60 s, so that it delays requests little.
+            # Pause ten times as long as `work` took, but at least `interval` and at most 60 s, so that `work` delays
+            # requests little.
             pause = min(max(interval, 10 * (trio.current_time() - began)), _LONGEST_PAUSE_SECONDS)
         except Exception as error:
-            # Expected failures have their own backoff. This error is unexpected, and must not end the mount.
+            # `work` handles expected failures itself. This error is unexpected, and must not end the mount.
             logger.exception("upkeep failed, and is tried again: %r", error)
             pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-# The first and the longest pause before the next check. Most threads are outside of the read path at the first check;
-# threads that compute all the time need many checks.
+# The first and the longest pause before the next check of the threads. Most threads are outside of the kernel's read
+# path at the first check. A thread that computes all the time needs many checks.
 _FIRST_PAUSE_SECONDS = 0.0005
 _LONGEST_PAUSE_SECONDS = 0.004
-# The kernel accounts CPU time at its timer ticks, which are at most 10 ms apart. So a tick after the first check may
-# add CPU time from before the check. More than 30 ms prove that the thread has run since the check.
+# The kernel updates the CPU time of a thread at timer ticks, which are at most 10 ms apart. So the time that is added
+# after the first check may be from before the check. More than 30 ms prove that the thread has run since the check.
 _ACCOUNTING_NS = 30_000_000
 _STATUS = re.compile(
     rb"State:\t(?P<state>.).*^Threads:\t(?P<threads>\d+).*^voluntary_ctxt_switches:\t(?P<switches>\d+)",
@@ -30,7 +30,7 @@ _STATUS = re.compile(
 
 
 def is_visible(thread: int) -> bool:
-    """Whether this process can watch a thread: FUSE reported a pid for it, and `/proc` shows it."""
+    """Whether this process can watch a thread: FUSE has reported the thread's id, and `/proc` shows the thread."""
     return thread > 0 and os.path.exists(f"/proc/{thread}/status")
 
 

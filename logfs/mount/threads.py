@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-# The threads that `start` starts. The five loops of upkeep, a mirror, the loading of partitions and the warm-up may
-# occupy one each; the others serve requests.
+# How many threads `start` starts. Up to eight of them are used by the five loops of upkeep, a mirror, the loading of
+# partitions and the warm-up. The others serve requests.
 _STARTED_FIRST = 24
-# Threads that were started later, for a burst of requests, end after this time without work. `start` waits at most
-# this long until its threads run.
+# A thread that was started later, for a burst of requests, ends after this time without work. This is also the
+# longest time for which `start` waits until its threads run.
 _IDLE_SECONDS = 10.0
 _RETRY_SECONDS = 0.01
 
@@ -92,8 +92,8 @@ class _Pool:
                     f"the mount cannot start its {count} threads ({error}); raise the limit of tasks "
                     "(ulimit -u, TasksMax=)",
                 ) from None
-        # Do not wait for each thread in turn: one that dies before it runs would block the loop above forever. Here,
-        # such a thread is only missing in `_running`.
+        # Wait for all threads together, with a time limit. If the loop above waited for each thread, a thread that
+        # dies before it runs would block it forever.
         end = time.monotonic() + _IDLE_SECONDS
         while self._running < count:
             if time.monotonic() > end:
@@ -180,8 +180,8 @@ async def run_in_thread(
 ) -> _T:
     """Call `work` in a worker thread and return its result, or raise its error.
 
-    `limiter` bounds the number of concurrent calls. With `fetches`, the call may wait for the network, and runs in
-    the pool for such calls. A cancellation does not interrupt the call. Raises `OSError` (EAGAIN) if no worker
+    `limiter` bounds the number of concurrent calls. If `fetches` is true, `work` may wait for the network, and runs
+    in a separate pool of threads. A cancellation does not interrupt `work`. Raises `OSError` (EAGAIN) if no worker
     thread runs and none can be started.
     """
     await trio.lowlevel.checkpoint_if_cancelled()

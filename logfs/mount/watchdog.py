@@ -37,10 +37,11 @@ _CONNECTIONS = "/sys/fs/fuse/connections"
 
 @contextmanager
 def watchdog() -> Iterator[Callable[[Path], None]]:
-    """Yield `watch(mountpoint)`. After its call, the mount's connection is aborted if this process dies in the block.
+    """Start a watchdog process, and yield a function `watch(mountpoint)`, which tells the process what to watch.
 
-    Enter the block only in the main thread of a process that has no other threads. If no watchdog process can be
-    started (EAGAIN, ENOMEM), this is logged as a warning, and the mount has no watchdog.
+    If this process dies inside the `with` block after the call of `watch`, the watchdog process aborts the mount's
+    FUSE connection. Enter the block only in the main thread of a process that has no other threads. If no watchdog
+    process can be started (EAGAIN, ENOMEM), this is logged as a warning, and the mount has no watchdog.
     """
     reader, writer = os.pipe()
     daemon = os.getpid()
@@ -65,7 +66,7 @@ def watchdog() -> Iterator[Callable[[Path], None]]:
 
 
 def _tell(writer: int, mountpoint: Path) -> None:
-    # The watchdog process may have been killed.
+    # BrokenPipeError: the watchdog process was killed.
     with suppress(BrokenPipeError):
         os.write(writer, os.fsencode(mountpoint))
 
@@ -90,9 +91,9 @@ def _run(daemon: int, reader: int) -> NoReturn:
 
 
 def _abort(mount: MountEntry) -> None:
-    """Abort the connection of a mount, if the mount is still in place. The mount itself stays in place.
+    """Abort the FUSE connection of a mount, if the mount is still in place. The mount itself stays in place.
 
-    Only the user of the mount and root may abort it.
+    Only the user of the mount and root may abort the connection.
     """
     now = logfs_mounts().get(mount.mountpoint)
     if now is None or (now.number, now.device) != (mount.number, mount.device):

@@ -1,4 +1,4 @@
-"""The batches of one partition, as they are: at the same offsets, with the same bytes."""
+"""Pushes the batches of one partition unchanged: with the same bytes, at the same offsets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from logfs.format.batches.batch import Batch
     from logfs.log.read.reader import Reader
 
-# The leader epoch, which the cluster's leader sets, and which the CRC does not cover (kafka-storage 2.1).
+# The position of the leader epoch in a batch. The leader in the cluster sets it; the CRC does not cover it
+# (kafka-storage 2.1).
 _LEADER_EPOCH = slice(12, 16)
 
 
@@ -29,9 +30,9 @@ def first_offset(reader: Reader) -> int:
 
 
 def exact_batches(reader: Reader, offset: int, end: int) -> Iterator[Sequence[Outgoing]]:
-    """Yield the batches of the offsets [offset, end), each in a list of its own.
+    """Yield the batches that contain the offsets [offset, end), as lists of one batch.
 
-    The bytes of a batch have the base offset 0, as from a producer. `offset` must be the base offset of a batch.
+    `offset` must be the base offset of a batch. The bytes to send have the base offset 0, as a producer's batches do.
     """
     topic, number = reader.name
     for batch in reader.batches(max(offset, reader.log_start_offset), end):
@@ -42,11 +43,11 @@ def exact_batches(reader: Reader, offset: int, end: int) -> Iterator[Sequence[Ou
 
 
 def holds_last_batch(reader: Reader, end: int, theirs: bytes) -> bool:
-    """Return whether the batch that ends at offset `end` here equals the first batch in the bytes `theirs`.
+    """Return whether the local batch that ends at offset `end` equals the first batch in the bytes `theirs`.
 
-    The leader epochs of the two may differ.
+    Different leader epochs do not count as a difference.
     """
-    # `end` may be at or below a log start that lies inside of a batch. A read below the log start would fail.
+    # If the log start offset is inside of a batch, `end` may not be above it. Reads below the log start offset fail.
     offset = max(end - 1, reader.log_start_offset)
     ours: Batch | None = next(iter(reader.batches(offset)), None)
     if ours is None or ours.header.next_offset != end:

@@ -23,7 +23,7 @@ _SEQUENCES = "batches whose producer epoch or sequence does not continue, as aft
 
 
 class Obstacles(NamedTuple):
-    """The `reasons` why a partition cannot be pushed as it is, and the `damage` that was found, "" for none."""
+    """Why the batches of a partition cannot be pushed unchanged: `reasons`, and the `damage` found, "" for none."""
 
     reasons: list[str]
     damage: str
@@ -32,13 +32,15 @@ class Obstacles(NamedTuple):
 def find_obstacles(
     reader: Reader, offset: int, report: Callable[[int], object] = lambda size: None
 ) -> Obstacles:
-    """Read a partition from the batch with `offset` to the log end, and return why it cannot be pushed as it is.
+    """Read a partition from the batch that contains `offset` to the log end, and return what prevents an exact push.
 
-    `report` is called with the size of each batch in bytes. Damage ends the search: then there are no reasons.
+    `report` is called with the size in bytes of each batch. If a batch is damaged, the search ends, and the result
+    has the damage, but no reasons.
     """
     found: dict[str, tuple[int, int]] = {}
     producers = Producers()
-    # The first batch may begin before `offset`, so `is_next` is true for any batch that contains `expected`.
+    # `expected` is the next offset. The first batch may begin below `offset`, so a batch need only contain
+    # `expected`.
     expected, end = offset, reader.log_end_offset
     try:
         for batch in reader.batches(offset):
@@ -52,12 +54,13 @@ def find_obstacles(
             expected = header.next_offset
             report(header.size_bytes)
         if expected < end:
-            # Offsets are missing at the end of the log.
+            # No batch has the last offsets before the log end.
             found.setdefault(_GAPS, (expected, 1))
     except Corrupt as error:
         return Obstacles([], f"{error}; 'logfs check' shows the damage")
     if _GAPS in found or _TRANSACTIONS in found:
-        # Missing batches and transactional batches have sequences, too, so a break in the sequences proves nothing.
+        # A missing or transactional batch also uses sequence numbers of its producer, so a gap in the sequence
+        # numbers of the other batches proves nothing.
         found.pop(_SEQUENCES, None)
     reasons = [
         f"{count} {kind}; the first at offset {first}" for kind, (first, count) in found.items()
@@ -66,7 +69,10 @@ def find_obstacles(
 
 
 def _kinds(batch: Batch, producers: Producers, *, is_next: bool) -> list[str]:
-    """Return the obstacles of one batch. `is_next` tells whether it contains the offset after the previous batch."""
+    """Return why brokers would refuse or change a batch.
+
+    `is_next` tells whether the batch contains the offset that follows the previous batch.
+    """
     header = batch.header
     if header.magic != MAGIC:
         return [_OLD]
@@ -79,7 +85,8 @@ def _kinds(batch: Batch, producers: Producers, *, is_next: bool) -> list[str]:
         kinds.append(_LOG_TIME)
     if header.producer_id >= 0:
         try:
-            # A result other than None means a duplicate, which a broker would not append.
+            # `check_batch` returns None for a new batch. Otherwise the batch is a duplicate, which brokers do not
+            # append.
             follows = producers.check_batch(header) is None
         except (OutOfOrderSequence, InvalidProducerEpoch):
             follows = False

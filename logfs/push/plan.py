@@ -1,4 +1,4 @@
-"""The plan of a push: how each topic can be sent, why it cannot, and from which offset on. No batch is sent yet."""
+"""Plans a push before any batch is sent: how and from which offset each topic is pushed, or why it cannot be."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from logfs.push.translation_map import TranslationMap
     from logfs.store.store import Store
 
-# With these settings brokers neither change a batch, refuse it by its size or time, nor delete it. A topic has them
-# while it is pushed.
+# The settings of a topic in the cluster while it is pushed. With them, brokers do not change batches, do not refuse
+# them because of their size or timestamps, and do not delete them.
 FOR_PUSHING = {
     "cleanup.policy": "delete",
     "compression.type": "producer",
@@ -39,7 +39,7 @@ FOR_PUSHING = {
 
 
 class PushProgress(NamedTuple):
-    """The present step of a push, "checking" or "sending", with the bytes done in it and the bytes in all."""
+    """The current step of a push, "checking" or "sending", with the bytes done in this step and their total."""
 
     work: str
     done_bytes: int
@@ -50,11 +50,13 @@ class PushProgress(NamedTuple):
 class TopicPlan:
     """How a topic is pushed.
 
-    `topic_id` is the id of the topic here, "-" if it has none. `obstacles` say why its batches cannot be pushed as
-    they are, `refusals` why it cannot be pushed at all. `is_translated` means that its records get new offsets.
-    `partitions` is the number of partitions in the cluster after the push. `there` maps their numbers to their log
-    ends in the cluster, and is updated during the push. `sent_up_to` maps the numbers of the partitions here to the
-    offsets at which the push begins, and `ends` maps them to the log ends. `sent_records` counts the records sent.
+    `topic_id` is the id of the local topic, "-" if it has none. `obstacles` say why its batches cannot be pushed
+    unchanged; `refusals` say why the topic cannot be pushed at all. `is_translated` means that the records are sent
+    in new batches with new offsets. `sent_records` counts the records sent.
+
+    `partitions` is the number of partitions in the cluster after the push. `there` maps each of them to its log end
+    offset in the cluster, and is updated during the push. `sent_up_to` maps each local partition to the local offset
+    at which the push begins, and `ends` maps it to its local log end offset.
     """
 
     name: str
@@ -73,20 +75,20 @@ class TopicPlan:
 
     @property
     def has_same_partitions(self) -> bool:
-        """Whether the topic has as many partitions in the cluster as here.
+        """Whether the topic has as many partitions in the cluster as in the store.
 
-        The number here is the greatest partition number plus one: 3 if only partitions 0 and 2 exist.
+        The number in the store is the greatest partition number plus one: 3 if only partitions 0 and 2 exist.
         """
         return self.partitions == max(each.partition for each in self.readers) + 1
 
     @property
     def is_refused(self) -> bool:
-        """Whether the topic cannot be pushed in the way that was asked for."""
+        """Whether the topic cannot be pushed, or only with new offsets, for which no map file was given."""
         return bool(self.refusals or (self.obstacles and not self.is_translated))
 
     @property
     def left(self) -> int:
-        """How many offsets the plan pushes; an upper bound for a translation, which may have sent some already."""
+        """The number of offsets left to push; if `is_translated`, an upper bound: some may have been sent before."""
         return sum(self.ends[number] - sent for number, sent in self.sent_up_to.items())
 
 
@@ -98,9 +100,10 @@ def create_topic(
     *,
     is_trial: bool = False,
 ) -> None:
-    """Create the topic of a plan, and wait until its partitions have leaders. A trial creates nothing.
+    """Create the topic of a plan, and wait until its partitions have leaders.
 
-    Raises `ClusterError` if the cluster refuses the topic, or would refuse it in case of a trial.
+    If `is_trial` is true, only ask the cluster whether it would create the topic. Raises `ClusterError` if the
+    cluster refuses.
     """
     sender.ask(
         partial(
@@ -115,14 +118,15 @@ def create_topic(
 
 
 class Planner:
-    """Makes the plan of a push from the logs here and those in the cluster."""
+    """Makes the plan of a push from the logs in the store and those in the cluster."""
 
     def __init__(
         self, store: Store, sender: Sender, offsets: TranslationMap | None, replicas: int
     ) -> None:
-        """Plan for the cluster of `sender`. `offsets` is the map for translations; with None, no topic is translated.
+        """Prepare to plan pushes from `store` to the cluster of `sender`.
 
-        New topics get `replicas` replicas, -1 for the cluster's default.
+        `offsets` is the file that maps old offsets to new ones; if it is None, no topic may get new offsets. New
+        topics get `replicas` replicas, or the cluster's default number for -1.
         """
         self._store = store
         self._sender = sender
@@ -135,8 +139,8 @@ class Planner:
     ) -> list[TopicPlan]:
         """Read the topics whose whole names match, and return how each can be pushed.
 
-        Raises `UnknownPartition` if there is no such topic, `ClusterError`, and the errors that keep a partition
-        offline.
+        Raises `UnknownPartition` if no topic matches, `ClusterError`, and, for a partition that is offline, the error
+        that keeps it offline.
         """
         remote = {each.name: each for each in self._sender.ask(Cluster.topics)}
         names = sorted(
@@ -191,9 +195,9 @@ class Planner:
         return plan
 
     def _try_settings(self, plan: TopicPlan) -> None:
-        """Ask whether the cluster accepts the settings of the topic, with `FOR_PUSHING` and without.
+        """Ask the cluster whether it accepts the topic's settings, both with and without those of `FOR_PUSHING`.
 
-        Nothing is changed in the cluster. If it refuses them, a refusal is added to the plan.
+        Nothing is changed in the cluster. If the cluster refuses them, its reason is added to `plan.refusals`.
         """
         for settings in ({**plan.settings, **FOR_PUSHING}, plan.settings):
             try:
@@ -213,7 +217,7 @@ class Planner:
                 return
 
     def _examine(self, plan: TopicPlan, checked: Callable[[int], object]) -> None:
-        """Set in `plan` the offsets where the push begins and ends, obstacles, refusals, and `is_translated`."""
+        """Set `sent_up_to`, `ends` and `is_translated` of the plan, and add to its obstacles and refusals."""
         plan.ends = {each.partition: each.log_end_offset for each in plan.readers}
         is_begun = self._map is not None and plan.name in self._map
         for each in plan.readers:
@@ -234,9 +238,9 @@ class Planner:
             plan.refusals += self._check_map(plan, is_begun=is_begun)
 
     def _check_map(self, plan: TopicPlan, *, is_begun: bool) -> list[str]:
-        """Return why a topic cannot be translated: the map is of another log, or lacks records of the cluster.
+        """Return why the map cannot be used for a topic: it is of another log, or lacks records in the cluster.
 
-        `is_begun` tells whether the map has runs of the topic. Those whose records were not sent are removed from it.
+        `is_begun` tells whether the map has lines for the topic. Lines whose records were not sent are removed.
         """
         assert self._map is not None
         if is_begun:
@@ -259,7 +263,10 @@ class Planner:
         ]
 
     def _compare(self, reader: Log, begin: int, there: int) -> list[str]:
-        """Return why a push from offset `begin` on cannot continue the log in the cluster, which ends at `there`."""
+        """Return why a push of the local log cannot continue the log in the cluster, or no reasons if it can.
+
+        The local log begins at the offset `begin`; the log in the cluster ends at the offset `there`.
+        """
         name, end = reader.name.directory, reader.log_end_offset
         if there == begin:
             return []
@@ -271,7 +278,8 @@ class Planner:
             return [f"{name}: ends at offset {end} here, but at {there} in the cluster"]
         theirs = self._sender.last_batch((reader.name.topic, reader.partition), there)
         if not theirs:
-            # If all batches were sent already, the push sends nothing, so the deleted batch need not be compared.
+            # The cluster has deleted the last batch before `there`, so it cannot be compared. This does not matter if
+            # all batches were sent before: then the push sends nothing.
             return (
                 []
                 if there == end

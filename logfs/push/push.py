@@ -1,7 +1,8 @@
-"""The push of topics into a Kafka cluster: batches, settings and the offsets of groups, as they were planned.
+"""Pushes topics from a store into a Kafka cluster: their batches, their settings and the offsets of consumer groups.
 
-A topic first gets settings under which brokers change no batch. Then come the batches, the settings that the topic
-has here, and the offsets of the groups. After an interruption, the next push continues at the log ends there.
+The topic in the cluster first gets settings under which brokers change no batch. Then the batches are sent. At the
+end, the topic gets the settings that it has in the store, and the offsets of the groups are committed. After an
+interruption, the next push continues at the log end offsets in the cluster.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
     from logfs.push.plan import TopicPlan
     from logfs.store.store import Store
 
-# How many streams (partitions, or translated topics) are sent at the same time, to limit the batches in memory.
+# How many partitions are sent at the same time, to limit the batches in memory. A topic whose records get new offsets
+# counts as one partition.
 _AT_ONCE = 32
 
 
@@ -47,9 +49,10 @@ class Push:
     ) -> None:
         """Connect to the cluster. Topics whose whole names match `topics` are pushed.
 
-        `servers` are host:port separated by commas; `options` are those of `cluster.options`. With `map_path`, topics
-        that cannot be pushed as they are get new offsets, and that file maps old offsets to new ones. New topics have
-        `replicas` replicas, -1 for the cluster's default. Raises `ClusterError`, and `OSError` for the map.
+        `servers` is a list of host:port separated by commas; `options` are those of `cluster.options`. If `map_path`
+        is given, topics whose batches cannot be pushed unchanged get new offsets, and this file maps old offsets to
+        new ones. New topics get `replicas` replicas, or the cluster's default number for -1. Raises `ClusterError`,
+        and `OSError` if the file cannot be read.
         """
         self._store = store
         self._topics = topics
@@ -72,7 +75,7 @@ class Push:
         self.close()
 
     def close(self) -> None:
-        """Close the connections, and let another push use the map."""
+        """Close the connections, and unlock the map file, so that another push can use it."""
         self._sender.close()
         if self._map is not None:
             self._map.close()
@@ -81,21 +84,22 @@ class Push:
     def plan(self, report: Callable[[PushProgress], object]) -> list[TopicPlan]:
         """Read the topics, and return how each can be pushed. No batch is sent.
 
-        Raises `UnknownPartition` if no topic matches, `ClusterError`, and the error that keeps a partition offline.
+        Raises `UnknownPartition` if no topic matches, `ClusterError`, and, for a partition that is offline, the error
+        that keeps it offline.
         """
         return self._planner.plan(self._topics, report)
 
     def run(self, plans: Sequence[TopicPlan], report: Callable[[PushProgress], object]) -> None:
         """Push topics as they were planned, except those that are refused.
 
-        Raises `ClusterError`. Batches sent before the error stay in the cluster, and the next push continues after
-        them. Raises `OSError` if the map cannot be written.
+        Raises `ClusterError`, and `OSError` if the map file cannot be written. Batches sent before an error stay in
+        the cluster, and the next push continues after them.
         """
         plans = [plan for plan in plans if not plan.is_refused]
         for plan in plans:
             if plan.is_translated:
                 assert self._map is not None
-                # Before any topic is created: if the map cannot be written, the cluster stays unchanged.
+                # Write the map before any topic is created: if this fails, nothing has changed in the cluster.
                 self._map.begin(plan.name, plan.topic_id)
         for plan in plans:
             self._prepare(plan)
@@ -117,7 +121,7 @@ class Push:
                 )
 
     def _prepare(self, plan: TopicPlan) -> None:
-        """Create a topic with the settings for a push. An existing topic gets them if there are offsets to push."""
+        """Create a topic with the settings `FOR_PUSHING`. Set them on an existing topic if there is more to push."""
         settings = {**plan.settings, **FOR_PUSHING}
         if plan.remote is None:
             create_topic(self._sender, plan, self._replicas, settings)
@@ -139,7 +143,7 @@ class Push:
         yield Translation(self._store.topic(plan.name), plan.there, self._map).batches()
 
     def _send(self, plans: Sequence[TopicPlan], report: Callable[[PushProgress], object]) -> None:
-        """Send the topics. The next batch of a stream is read once the previous one is in the cluster."""
+        """Send the batches of the topics. The next batch of a partition is read once the previous one is sent."""
         streams = [stream for plan in plans for stream in self._streams(plan)]
         by_name = {plan.name: plan for plan in plans}
         total = sum(each.size_bytes for plan in plans for each in plan.readers)
@@ -162,7 +166,10 @@ class Push:
             report(PushProgress("sending", done, max(done, total)))
 
     def _finish(self, plan: TopicPlan) -> None:
-        """Give a topic in the cluster the settings that it has here and, unless translated, the log start offsets."""
+        """Give a topic in the cluster the settings that it has in the store.
+
+        Unless its records got new offsets, also delete the records in the cluster below the local log start offsets.
+        """
         reset = {name: None for name in FOR_PUSHING if name not in plan.settings}
         self._alter(plan, {**plan.settings, **reset})
         if plan.is_translated:
@@ -183,7 +190,7 @@ class Push:
                 )
 
     def _commit_groups(self, plans: Mapping[str, TopicPlan]) -> None:
-        """Commit the offsets of groups for the pushed topics; keep those that a group has in the cluster already."""
+        """Commit the offsets of consumer groups in the cluster, except where a group has an offset there already."""
         committed: dict[str, dict[str, dict[int, OffsetCommit]]] = {}
         for group, where, commit in self._store.groups:
             if where.topic in plans:
@@ -203,7 +210,10 @@ class Push:
     def _committed_there(
         self, plan: TopicPlan, commits: Mapping[int, OffsetCommit]
     ) -> dict[int, tuple[int, str]]:
-        """Convert a group's commits for a topic to those in the cluster: (offset, metadata) by partition there."""
+        """Return what to commit in the cluster for a group: partition number in the cluster to (offset, metadata).
+
+        `commits` are the group's local commits for the topic of `plan`, by local partition number.
+        """
         if not plan.is_translated:
             return {
                 number: (min(commit.offset, plan.there[number]), commit.metadata)
@@ -213,8 +223,8 @@ class Push:
         assert self._map is not None
         here = {number: commit.offset for number, commit in commits.items()}
         found = self._map.translated(plan.name, here, plan.there)
-        # The metadata of a commit may describe its partition here. In a cluster with another number of partitions, no
-        # partition is like it.
+        # The metadata of a commit may describe its local partition. If the number of partitions differs, no partition
+        # in the cluster corresponds to it, so the metadata is left out.
         alike = commits if plan.has_same_partitions else {}
         return {
             number: (offset, alike[number].metadata if number in alike else "")

@@ -1,8 +1,8 @@
 """Sends batches to the leaders of their partitions, so that each is in the log exactly once, at a known offset.
 
-Batches are sent as they are, mostly without a producer id, so brokers cannot recognise a duplicate. Therefore each
-partition has at most one batch in flight. The offset of this batch is known before: it is the log end offset. If no
-answer comes, the log end offset tells whether the batch was appended.
+Most batches have no producer id, so brokers cannot recognise a duplicate. Therefore each partition has at most one
+batch in flight. The offset that this batch must get is known before it is sent: it is the log end offset. If the
+broker does not answer, the log end offset shows later whether the batch was appended.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ if TYPE_CHECKING:
 
 _REQUEST_BYTES = 8 << 20
 _BROKERS_AT_ONCE = 16
-# If a log end has not changed for this time, no request is assumed to be in flight, not even one of a killed push.
+# If a log end offset has not changed for this time, it is assumed that no produce request is in flight any more, not
+# even one that a killed push has sent.
 _QUIET_SECONDS = 2.0
 _PAUSE_SECONDS = 0.3
-# For how long a batch is sent again, or stable log ends are awaited, before an error is raised.
+# How long a batch is sent again and again, or how long `settled_ends` waits, before an error is raised.
 _GIVE_UP_SECONDS = 120.0
-# For how long `ask` repeats a request after transient errors.
+# How long `ask` repeats a request after transient errors.
 _ASK_SECONDS = 60.0
 _NO_EPOCH = -1
 
@@ -41,7 +42,7 @@ _Result = TypeVar("_Result")
 class Sender:
     """Connections to the brokers of a cluster, for one thread. A context manager, which closes them.
 
-    Places are (topic, partition). Methods raise `ClusterError`.
+    In arguments and results, a place is a pair (topic, partition number). The methods raise `ClusterError`.
     """
 
     def __init__(self, connect: Callable[[], Cluster]) -> None:
@@ -49,7 +50,7 @@ class Sender:
         self._connect = connect
         self.cluster = connect()
         self._pool = ThreadPoolExecutor(_BROKERS_AT_ONCE, "sender")
-        # The leader's node id and epoch for each partition, from the last metadata.
+        # For each partition the node id of its leader and the leader epoch, from the last metadata response.
         self._leaders: dict[Place, tuple[int, int]] = {}
 
     def __enter__(self) -> Self:
@@ -79,12 +80,13 @@ class Sender:
             time.sleep(_PAUSE_SECONDS)
             self._reconnect()
 
-    # The ends of logs.
+    # Requests about the ends of the logs in the cluster.
 
     def settled_ends(self, places: Iterable[Place]) -> dict[Place, int]:
-        """Return the log end offset of each partition, once none has changed for two seconds.
+        """Return the log end offset of each partition, once all of them have been unchanged for two seconds.
 
-        All batches below it are then on all in-sync replicas. Raises `ClusterError` if this takes over two minutes.
+        All batches below the returned offsets are on all in-sync replicas. Raises `ClusterError` if the offsets still
+        change after two minutes, or cannot be determined.
         """
         wanted = list(places)
         if not wanted:
@@ -108,7 +110,7 @@ class Sender:
         raise ClusterError(f"{self.cluster.servers}: {names}: {problem}")
 
     def _ends(self, places: Sequence[Place]) -> dict[Place, int] | None:
-        """Return the log end offset of each place; None if the high watermark of a place has not reached it yet."""
+        """Return the log end offset of each place, or None if a high watermark has not reached its log end offset."""
         self._find_leaders()
         by_node: dict[int, list[Wanted]] = {}
         for place in places:
@@ -136,9 +138,9 @@ class Sender:
         return node, epoch
 
     def last_batch(self, place: Place, end: int) -> bytes:
-        """Return the bytes of the batch that ends at offset `end` and of later ones; empty if it was deleted.
+        """Return the bytes of the batch that contains the offset `end` - 1, and of batches after it.
 
-        Raises `ClusterError` if the broker refuses the fetch for another reason.
+        Returns empty bytes if this offset is outside of the log. Raises `ClusterError` if the fetch fails otherwise.
         """
 
         def fetch(cluster: Cluster) -> Fetched:
@@ -160,13 +162,13 @@ class Sender:
         with suppress(ClusterError):
             self.cluster = self._connect()
 
-    # Batches.
+    # Produce requests.
 
     def send(self, batches: Sequence[Outgoing]) -> None:
-        """Send batches, at most one for a partition; return when each is at its offset on all in-sync replicas.
+        """Send batches, at most one for each partition, and wait until all in-sync replicas have them.
 
-        Raises `ClusterError` if brokers refuse a batch, if no answer comes for two minutes, or if a batch gets
-        another offset because another program writes to the partition.
+        Raises `ClusterError` if brokers refuse a batch, if no answer comes for two minutes, or if a batch does not
+        get the offset `Outgoing.offset`, because another program writes to the partition.
         """
         deadline = time.monotonic() + _GIVE_UP_SECONDS
         left = list(batches)
@@ -189,7 +191,7 @@ class Sender:
             left = self._missing(list(unsure.values()))
 
     def _produce(self, batches: Sequence[Outgoing]) -> list[Produced]:
-        """Send batches once, to all brokers at the same time; return the answers, of which some may be missing."""
+        """Send batches once, to all brokers at the same time, and return the answers. Some answers may be missing."""
         if any((batch.topic, batch.partition) not in self._leaders for batch in batches):
             self.ask(lambda _: self._find_leaders())
         by_node: dict[int, list[Outgoing]] = {}
@@ -201,7 +203,7 @@ class Sender:
         return [answer for each in sent for answer in each.result()]
 
     def _send_to(self, node: int, batches: Sequence[Outgoing]) -> list[Produced]:
-        """Send batches to a broker, in requests of limited size; return the answers before the first failure."""
+        """Send batches to one broker, in requests of limited size, until one fails; return the answers received."""
         answers: list[Produced] = []
         some: list[Outgoing] = []
         size = 0
@@ -224,9 +226,9 @@ class Sender:
             raise ClusterError(_NOT_ALONE.format(where, batch.offset, answer.base_offset))
 
     def _missing(self, unsure: Sequence[Outgoing]) -> list[Outgoing]:
-        """Return the batches that are not in their logs, by the log end offsets.
+        """Return those of the batches `unsure` that were not appended, which the log end offsets show.
 
-        Raises `ClusterError` if another program has written to a log.
+        Raises `ClusterError` if another program has written to one of the partitions.
         """
         ends = self.settled_ends([(batch.topic, batch.partition) for batch in unsure])
         missing = []

@@ -1,9 +1,9 @@
-"""The records of a topic in new batches, at new offsets, for topics whose batches cannot be pushed as they are.
+"""Puts the records of a topic into new batches with new offsets, if its batches cannot be pushed unchanged.
 
-Readers at the level read_committed see the same records in both logs. Aborted records are left out, and committed
-ones are sent without a transaction. If the cluster has another number of partitions, Kafka's default partitioner
-chooses the partition of a record with a key. A record without a key goes to the number of its partition here, modulo
-the number of partitions there.
+Readers with the isolation level read_committed see the same records in the store and in the cluster: aborted records
+are left out, and committed records are sent without a transaction. If the cluster has another number of partitions,
+Kafka's default partitioner chooses the partition of a record with a key. A record without a key goes to the partition
+whose number is that of its local partition, modulo the number of partitions in the cluster.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 # A batch is sent once it has this many bytes or records.
 _BATCH_BYTES = 1 << 17
 _BATCH_RECORDS = 10_000
-# An estimate of the bytes of a record beside its key, value and headers.
+# An estimate of the bytes of a record without its key, value and headers.
 _RECORD_OVERHEAD = 32
 _NO_LIMIT = 2**31 - 1
 
 
 class Translation:
-    """Makes batches of the records of a topic that are not in the cluster yet. One thread may use it."""
+    """Makes new batches of those records of a topic that are not in the cluster yet. Only one thread may use it."""
 
     def __init__(self, topic: Topic, ends: Mapping[int, int], offsets: TranslationMap) -> None:
-        """Translate a topic for a cluster in which the logs of its partitions end at the offsets `ends`.
+        """Prepare to send `topic` to a cluster; `ends` maps its partitions in the cluster to their log end offsets.
 
-        `offsets` maps the records that were sent before. The records of each new batch are added to it.
+        `offsets` has the old and new offsets of the records that were sent before. Those of new batches are added.
         """
         self._topic = topic
         self._partitions = len(ends)
@@ -48,10 +48,10 @@ class Translation:
         self._sizes: dict[int, int] = {}
 
     def batches(self) -> Iterator[Sequence[Outgoing]]:
-        """Yield lists with at most one batch for a partition.
+        """Yield lists of batches to send, each with at most one batch for a partition in the cluster.
 
-        Before a list is yielded, the lines of the map for its records are durable. Raises the errors of `Topic.read`,
-        and `OSError` for the map.
+        Before a list is yielded, the old and new offsets of its records are durable in the map file. Raises the
+        errors of `Topic.read`, and `OSError` if the file cannot be written.
         """
         here = [each.partition for each in self._topic.partitions]
         is_same = self._partitions == max(here) + 1
@@ -65,7 +65,7 @@ class Translation:
             if record.offset < ends[number] and any(
                 holds(runs, record.offset) for runs in sent[number]
             ):
-                # It may have gone to another partition, when the topic had fewer.
+                # The record was sent before, perhaps to another partition, when the topic had fewer partitions.
                 continue
             self._pending.setdefault(there, []).append(found)
             size = self._sizes.get(there, 0) + _size_of(record)
@@ -76,11 +76,11 @@ class Translation:
             yield self._built(sorted(self._pending), form)
 
     def _start(self, *, is_same: bool) -> dict[int, int]:
-        """Return the offset to begin at in each partition: the one after the last record that was sent.
+        """Return the offset at which to begin reading each local partition: the one after the last record sent.
 
-        `is_same` tells whether the topic has as many partitions in the cluster as here. A partition is left out, and
-        read from its beginning, if its records go or went to other partitions there: these may have got records up to
-        different offsets.
+        `is_same` tells whether the topic has as many partitions in the cluster as in the store. The result lacks a
+        partition whose records go, or went, to partitions with other numbers, because each of them may have got the
+        records up to a different offset. Such a partition is read from its beginning.
         """
         found = {}
         for each in self._topic.partitions if is_same else ():
@@ -92,21 +92,24 @@ class Translation:
         return found
 
     def _codec(self) -> Codec:
-        """Return the codec for new batches: the one with the greatest id among the first batches of the partitions.
+        """Return the codec for new batches: the one with the greatest id in the partitions' first local batches.
 
-        The id of no compression is the least. So new batches are compressed if one of the first batches is.
+        The least id stands for no compression, so new batches are compressed if one of these batches is.
         """
         first = [next(each.batches(each.log_start_offset), None) for each in self._topic.partitions]
         return max((batch.header.codec for batch in first if batch), default=Codec.NONE)
 
     def _partition_of(self, number: int, record: Record) -> int:
-        """Return the partition in the cluster for a record: by its key, or by its `number` here without a key."""
+        """Return the partition in the cluster for a record: by its key, or without a key by its local partition."""
         if record.key is None:
             return number % self._partitions
         return partition_of(record.key, self._partitions)
 
     def _built(self, chosen: Sequence[int], form: BatchFormat) -> Sequence[Outgoing]:
-        """Return the pending records for the partitions `chosen` as batches; the map gets their new offsets first."""
+        """Make one batch of the pending records for each of the partitions `chosen` in the cluster.
+
+        Before the batches are returned, the map file gets the new offsets of their records.
+        """
         name = self._topic.name
         batches, runs = [], []
         for there in chosen:

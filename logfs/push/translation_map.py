@@ -1,4 +1,6 @@
-"""The file that maps the offsets of records here to those in another cluster: a line for each run of records.
+"""The file that maps the local offsets of records to their offsets in a cluster.
+
+Each line describes a run of records, whose offsets are consecutive both in the store and in the cluster:
 
 ```
 # cluster Qm7v2tVfRk2r8C1nJ4x9eA
@@ -7,14 +9,14 @@ topic,partition,offset,records,to_partition,to_offset,check
 orders,0,5,100,0,0,0acae0b6
 ```
 
-In this example, the 100 records of orders-0 at the offsets 5 to 104 have the offsets 0 to 99 of partition 0 in the
-cluster. The topic id is that of the partitions here. `check` is the CRC-32C, as eight hex digits, of three texts: the
-`check` of the previous run (empty for the first run), the topic lines between the two runs, and its own line before
-the last comma. It reveals changed lines and missing lines. Missing lines at the end of the file are found by the log
-end in the cluster.
+In this example, the 100 records of orders-0 at the local offsets 5 to 104 have the offsets 0 to 99 of partition 0 in
+the cluster. The topic id is that of the local topic. `check` is the CRC-32C, as eight hex digits, of three texts: the
+`check` of the previous run (empty for the first run), the topic lines between the two runs, and the run's own line
+before its last comma. It reveals changed lines and missing lines. Missing lines at the end of the file are found by
+the log end offsets in the cluster.
 
-A line is durable in the file before its records are sent. After a crash, the log end in the cluster tells for which
-of the last lines the records were sent. So no record is sent twice.
+A line is durable in the file before its records are sent. After a crash, the log end offsets in the cluster show for
+which of the last lines the records were sent. So no record is sent twice.
 """
 
 from __future__ import annotations
@@ -37,12 +39,12 @@ if TYPE_CHECKING:
 
 _HEADING = "topic,partition,offset,records,to_partition,to_offset,check"
 _TOPIC = "# topic "
-# An offset (64 bits) has at most this many digits.
+# The most digits of a 64-bit offset.
 _MOST_DIGITS = 19
 
 
 class Run(NamedTuple):
-    """A run of `records` records, with consecutive offsets here from `offset` and in the cluster from `to_offset`."""
+    """A run of consecutive records: `records` offsets, from `offset` in the store and `to_offset` in the cluster."""
 
     topic: str
     partition: int
@@ -53,7 +55,7 @@ class Run(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The offset here after the last record of the run."""
+        """The local offset after the last record of the run."""
         return self.offset + self.records
 
     @property
@@ -63,23 +65,23 @@ class Run(NamedTuple):
 
 
 class TranslationMap:
-    """The map in one file, for one thread. The object locks the file until `close`: one push at a time may use it.
+    """A map of offsets in a file, locked until `close`, so that only one push at a time uses it. Not thread-safe.
 
-    The lock is on a file beside the map, because a rename that replaces the map would leave a lock on the old file.
+    The lock is on a file beside the map: a lock on the map itself would be lost when a rename replaces the map.
     """
 
     def __init__(self, path: Path, cluster_id: str) -> None:
         """Read the file, which need not exist yet.
 
-        Raises `ClusterError` if it is malformed, was changed, or is for another cluster than `cluster_id`, and if
-        another push uses it. Raises `OSError`.
+        Raises `OSError`, and `ClusterError` if the file is malformed, was changed, is in use by another push, or is
+        not for the cluster with the id `cluster_id`.
         """
         self._path = path
         self._first_line = f"# cluster {cluster_id}"
-        # The runs by (topic, partition here, partition in the cluster), each list in the order of the offsets.
+        # The runs by (topic, local partition, partition in the cluster), each list in the order of the offsets.
         self._runs: dict[tuple[str, int, int], list[Run]] = {}
         self._topic_ids: dict[str, str] = {}
-        # The `check` of the last line that this object has written.
+        # The `check` (a checksum) of the last line that this object has written.
         self._check = ""
         if not path.parent.is_dir():
             raise FileNotFoundError(errno.ENOENT, "no such directory", str(path.parent))
@@ -91,7 +93,8 @@ class TranslationMap:
         except BaseException:
             self.close()
             raise
-        # Whether this object has written the whole file, so that lines can be appended.
+        # Whether the file is known to have exactly the runs of this object. If not, it must be rewritten before lines
+        # are appended.
         self._is_whole = False
 
     def close(self) -> None:
@@ -100,12 +103,15 @@ class TranslationMap:
         os.close(self._lock)
 
     def _locked(self) -> int:
-        """Take the lock, and return its descriptor. Raises `ClusterError` if another push has the lock."""
+        """Lock the map, and return the descriptor of the lock file.
+
+        Raises `ClusterError` if another push has the lock.
+        """
         while True:
             lock = os.open(self._lock_path, os.O_CREAT | os.O_RDWR, 0o644)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # Another push may have removed the file between `open` and `flock`: then this lock excludes nobody.
+                # Another push may have removed the file between `open` and `flock`; then lock the next one instead.
                 if os.path.samestat(os.fstat(lock), os.stat(self._lock_path)):
                     return lock
             except FileNotFoundError:
@@ -122,7 +128,7 @@ class TranslationMap:
             raise ClusterError(
                 f"{self._path}: is no map of offsets, but a directory or a device; give a file"
             )
-        # The last line may have been cut off by a crash, before its records were sent.
+        # A crash may have left a part of the last line. Its records were not sent, so ignore it.
         *lines, _ = self._path.read_bytes().decode("utf-8", "replace").split("\n")
         if lines[:2] != [self._first_line, _HEADING]:
             raise ClusterError(
@@ -167,7 +173,7 @@ class TranslationMap:
         self._runs.setdefault((run.topic, run.partition, run.to_partition), []).append(run)
 
     def _lines(self, runs: Iterable[Run], known: set[str]) -> Iterator[str]:
-        """Yield lines to append for runs. A topic line comes before the first run of a topic not in `known`."""
+        """Yield the lines for `runs`, with a topic line before the first run of each topic that is not in `known`."""
         for run in runs:
             head = ""
             if run.topic not in known:
@@ -178,7 +184,7 @@ class TranslationMap:
             yield f"{head}{row},{self._check}\n"
 
     def _write_all(self) -> None:
-        """Replace the file by one with all runs of this object, and make it durable. Raises `OSError`."""
+        """Replace the file by a new one with all runs of this object, durably. Raises `OSError`."""
         runs = sorted((run for some in self._runs.values() for run in some), key=_place_there)
         self._check = ""
         content = [f"{self._first_line}\n", f"{_HEADING}\n", *self._lines(runs, set())]
@@ -190,7 +196,7 @@ class TranslationMap:
                 os.fsync(file.fileno())
             temporary.replace(self._path)
         except OSError:
-            # The unfinished file must not occupy space on a full disk.
+            # The disk may be full: free the space of the unfinished file.
             with suppress(OSError):
                 temporary.unlink()
             raise
@@ -203,7 +209,7 @@ class TranslationMap:
 
     @contextmanager
     def _naming_path(self) -> Iterator[None]:
-        """Add the path of the map to an `OSError`: the error of a write to a full disk names no file."""
+        """Add the path of the map to an `OSError` raised in the context: the one for a full disk names no file."""
         try:
             yield
         except OSError as error:
@@ -211,11 +217,14 @@ class TranslationMap:
             raise
 
     def __contains__(self, topic: str) -> bool:
-        """Whether the file has, or had when it was read, runs of a topic, even if their records were never sent."""
+        """Whether the map has lines for a topic, or had when the file was read, even if the records were not sent."""
         return any(each == topic for each, _, _ in self._runs)
 
     def begin(self, topic: str, topic_id: str) -> None:
-        """Set the id of a topic before its first run is added, and create or rewrite the file. Raises `OSError`."""
+        """Set the id of a topic, and create or rewrite the file if needed. Raises `OSError`.
+
+        The caller must do this before it adds the first run of the topic.
+        """
         self._topic_ids[topic] = topic_id
         if not self._is_whole:
             self._write_all()
@@ -223,7 +232,7 @@ class TranslationMap:
     def add(self, runs: Sequence[Run]) -> None:
         """Add runs, and make them durable. Raises `OSError`.
 
-        The caller has called `begin` for their topics, and sends their records after this call.
+        The caller must have called `begin` for their topics. It must not send their records before this call returns.
         """
         if not self._is_whole:
             self._write_all()
@@ -236,29 +245,31 @@ class TranslationMap:
             self._add(run)
 
     def check_source(self, topic: str, topic_id: str, ends: Mapping[int, int]) -> None:
-        """Raise `ClusterError` if the runs are of a topic with another id, or go beyond the log ends here.
+        """Check that the map was written for this local topic.
 
-        `ends` has the log ends by partition.
+        Raises `ClusterError` if the topic id in the map is not `topic_id`, or if the map has local offsets past the
+        log end. `ends` maps each local partition to its log end offset.
         """
         known = self._topic_ids.get(topic, topic_id)
         if known != topic_id:
             raise ClusterError(
-                f"{self._path}: is about another topic {topic}, with the id {known}; here it has the id {topic_id}. "
-                "Name the map of this log directory's pushes"
+                f"{self._path}: is about another topic {topic}, with the id {known}; the local topic has the id "
+                f"{topic_id}. Name the map of this log directory's pushes"
             )
         for (name, number, _), runs in self._runs.items():
             end = ends.get(number, 0)
             if name == topic and runs and runs[-1].end > end:
                 raise ClusterError(
-                    f"{self._path}: has records of {topic}-{number} up to offset {runs[-1].end}, but the log here "
-                    f"ends at {end}: it has lost records, or the map is of another log. Name the map of this "
+                    f"{self._path}: has records of {topic}-{number} up to offset {runs[-1].end}, but the local "
+                    f"log ends at {end}: it has lost records, or the map is of another log. Name the map of this "
                     "log's pushes, or delete the topic in the cluster and the map, and push again"
                 )
 
     def keep_sent(self, topic: str, ends: Mapping[int, int]) -> None:
-        """Remove the runs whose records were not sent; `ends` are the log ends in the cluster by partition.
+        """Remove a topic's lines for records that were not sent.
 
-        Raises `ClusterError` if a log does not end where its last run ends: it has other records, or lines are lost.
+        `ends` maps each partition in the cluster to its log end offset there. Raises `ClusterError` if the last line
+        of a partition ends at another offset: another program has written records, or lines are missing.
         """
         self._check_whole(topic, ends)
         last: dict[int, int] = {}
@@ -274,15 +285,18 @@ class TranslationMap:
         for number, end in last.items():
             if end != ends[number]:
                 raise ClusterError(
-                    f"{topic}-{number}: ends at offset {ends[number]} in the cluster, but at {end} by {self._path}: "
+                    f"{topic}-{number}: ends at offset {ends[number]} in the cluster, but at {end} in {self._path}: "
                     "another program writes to the topic, or the last lines of the map are missing. Restore the map "
                     "from a copy, or delete the topic in the cluster and the map, and push again"
                 )
-        # The next write replaces the file, without the removed runs.
+        # The file still has the removed runs, so the next write must replace it.
         self._is_whole &= not changed
 
     def _check_whole(self, topic: str, ends: Mapping[int, int]) -> None:
-        """Raise `ClusterError` if the runs of a topic have gaps in the cluster, or are not in order here."""
+        """Raise `ClusterError` if runs of a topic are missing or out of order.
+
+        The local offsets of a partition must ascend, and the offsets in the cluster must be contiguous.
+        """
         there: dict[int, list[Run]] = {}
         for (name, _, number), runs in self._runs.items():
             if name == topic:
@@ -305,7 +319,7 @@ class TranslationMap:
         return {there for (name, _, there), runs in self._runs.items() if name == topic and runs}
 
     def sent(self, topic: str, partition: int) -> Mapping[int, Sequence[Run]]:
-        """Return the runs of a partition here, in the order of the offsets, by the partitions that they went to."""
+        """Return the runs of a local partition, by partition in the cluster, each list in the order of offsets."""
         return {
             there: runs
             for (name, number, there), runs in self._runs.items()
@@ -315,11 +329,12 @@ class TranslationMap:
     def translated(
         self, topic: str, committed: Mapping[int, int], ends: Mapping[int, int]
     ) -> dict[int, int]:
-        """Return the offsets of a group in the cluster, by partition there.
+        """Convert the committed offsets of a consumer group to offsets in the cluster, by partition in the cluster.
 
-        `committed` are its offsets here by partition, and `ends` the log ends in the cluster. The offset of a
-        partition there is that of its first record that the group has not read here, so the group misses none. It may
-        read some records again if a partition there has records of several partitions here.
+        `committed` maps local partitions to the group's offsets, and `ends` maps partitions in the cluster to their
+        log end offsets. The result for a partition is the offset of its first record that the group has not read, or
+        the log end offset. So the group misses no record. It may read some again if a partition in the cluster has
+        records of several local partitions.
         """
         found: dict[int, int] = {}
         for (name, partition, there), runs in self._runs.items():
@@ -333,7 +348,7 @@ class TranslationMap:
 
 
 def _first_from(runs: Sequence[Run], offset: int) -> int | None:
-    """Return the offset in the cluster of the first record at or after `offset` here; None if there is none."""
+    """Return the offset in the cluster of the first record with a local offset of `offset` or more, or None."""
     at = bisect_right(runs, offset, key=lambda run: run.end)
     if at == len(runs):
         return None
@@ -342,15 +357,15 @@ def _first_from(runs: Sequence[Run], offset: int) -> int | None:
 
 
 def holds(runs: Sequence[Run], offset: int) -> bool:
-    """Whether the record at an offset here is in one of the runs, which are in the order of the offsets."""
+    """Whether one of the runs contains the local offset. The runs must be in the order of their offsets."""
     at = bisect_right(runs, offset, key=lambda run: run.end)
     return at < len(runs) and runs[at].offset <= offset
 
 
 def runs_of(topic: str, places: Iterable[tuple[int, int]], there: int, to_offset: int) -> list[Run]:
-    """Return the runs of one batch for the partition `there`, at the offsets from `to_offset` on.
+    """Return the runs of one batch, sent to the partition `there` of the cluster at the offsets from `to_offset` on.
 
-    `places` are the (partition, offset) of its records here.
+    `places` are the local (partition, offset) of each record of the batch, in order.
     """
     found: list[Run] = []
     for partition, offset in places:
@@ -364,7 +379,7 @@ def runs_of(topic: str, places: Iterable[tuple[int, int]], there: int, to_offset
 
 
 def _check(before: str, text: str) -> str:
-    """Return the check of a line as hex: the CRC-32C of `before` (the check of the previous line) and `text`."""
+    """Return the checksum of a line: the CRC-32C, in hex, of the previous line's checksum `before` and of `text`."""
     return f"{crc32c((before + text).encode()):08x}"
 
 

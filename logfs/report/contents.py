@@ -28,17 +28,16 @@ if TYPE_CHECKING:
     Progress = Callable[[int], object]
 
 
-# The fraction of all records that a drawing may leave out at each end of the time axis.
+# The most records that a chart may leave out at each end of its time axis, as a fraction of all records.
 _RARE = 0.01
 
 
 class PartitionReport(NamedTuple):
-    """One partition. Times are in ms since the epoch, -1 if unknown.
+    """What the report says about a partition. Times are in ms since the epoch, -1 if unknown.
 
-    `expired_bytes` is the size of the segments that retention would drop now. `oldest_due_ms` and `stays` are about
-    the oldest segment that retention would keep: `oldest_due_ms` is the time from which `retention_ms` (-1 for no
-    limit) allows dropping it, None for never or unknown; `stays` says why it is kept now. `counts` is None if the log
-    was not read.
+    `expired_bytes` is the size of the segments that retention would delete now. Of the other segments, the oldest can
+    be deleted by `retention_ms` (a duration, -1 for no limit) from the time `oldest_due_ms` on, None for never or
+    unknown; `stays` says why it is kept now. `counts` is None if the log was not read.
     """
 
     name: str
@@ -59,7 +58,7 @@ class PartitionReport(NamedTuple):
 
 
 class GroupLag(NamedTuple):
-    """The committed offset of a group for a partition. The lag (offsets) is None if the store lacks the partition."""
+    """A consumer group's committed offset and its lag in offsets; the lag is None if the partition does not exist."""
 
     group: str
     partition: str
@@ -68,13 +67,13 @@ class GroupLag(NamedTuple):
 
 
 class ReportContents(NamedTuple):
-    """The data of the page.
+    """The data of the report.
 
-    `findings` are those of the audit, None without an audit. `times` has the number of records by topic and by the
-    start of their time bucket (`bucket_ms` long). Without an audit, `times` has the number of offsets instead, taken
-    from the time indexes. The drawings show the times from `first_ms` to `last_ms`, -1 if no time is known. They
-    leave out a few records with odd timestamps if these records would make the span of times more than 10 times as
-    long. `problems` are partitions that cannot be opened, and log directories that have failed.
+    `findings` are those of the audit, None without an audit. `times` maps each topic to the number of its records in
+    each time bucket; a bucket is `bucket_ms` long, and its key is its start. Without an audit, `times` has numbers of
+    offsets instead, taken from the time indexes. The charts show the times from `first_ms` to `last_ms`, -1 if no
+    time is known. They leave out a few records with extreme timestamps if these would make the time axis more than 10
+    times as long. `problems` are partitions that cannot be opened, and log directories that have failed.
     """
 
     log_dirs: Sequence[str]
@@ -90,20 +89,21 @@ class ReportContents(NamedTuple):
 
 
 def size_of(log_dirs: Sequence[Path]) -> int:
-    """Return how many bytes `read_report` reads with `full`: each log twice, to count its records and to audit it.
+    """Return how many bytes `read_report` reads if its argument `full` is true.
 
-    Raises the errors of opening a store read-only.
+    It then reads each local log twice, once to count records and once to audit them. Raises the errors of opening a
+    store read-only.
     """
     with Store(log_dirs, read_only=True, create=False) as store:
         return 2 * sum(store[name].local_bytes for name in store)
 
 
 def read_report(log_dirs: Sequence[Path], *, full: bool, progress: Progress) -> ReportContents:
-    """Return the contents of a report about log directories, which are not changed.
+    """Return the contents of a report about log directories. Nothing is changed in them.
 
-    With `full`, the logs are read completely, to audit them and to count records, keys and codecs. Otherwise little
-    more than their indexes is read. Segments that are only in an object store are never read. Raises the errors of
-    opening a store read-only.
+    If `full` is true, the logs are read completely, to audit them and to count records, keys and codecs. Otherwise
+    little more than their indexes is read. Segments that are only in an object store are never read. Raises the
+    errors of opening a store read-only.
     """
     with Store(log_dirs, read_only=True, create=False) as store:
         names = list(store)
@@ -149,11 +149,11 @@ def read_report(log_dirs: Sequence[Path], *, full: bool, progress: Progress) -> 
 
 
 def _usual_times(partitions: Sequence[Log]) -> tuple[int, int]:
-    """Return the first and the last time (ms) that the drawings show, (-1, -1) if no time is known.
+    """Return the first and the last time (ms) that the charts show, (-1, -1) if no time is known.
 
-    The times come from the first and the greatest timestamp of each local segment. The result spans all records,
-    unless the earliest and the latest hundredth of the records make the span more than 10 times as long: then these
-    records are left out.
+    The times are estimated from the first and the greatest timestamp of each local segment. They cover all records,
+    unless the earliest 1 % and the latest 1 % of the records make the span more than 10 times as long. These records
+    are then left out.
     """
     points: list[tuple[int, int]] = []
     for partition in partitions:
@@ -182,7 +182,7 @@ def _usual_times(partitions: Sequence[Log]) -> tuple[int, int]:
 def _partition(store: Store, partition: Log, counts: SegmentStats | None) -> PartitionReport:
     config = partition.config
     plan = store.retention_plan(partition.name.directory)
-    # Use one state for all numbers: the log may change meanwhile.
+    # The log may change now, so take all numbers from one snapshot of its state.
     state = partition.state
     kept = state.segments[len(plan.expired) :]
     due_ms = None
@@ -217,7 +217,8 @@ def _counts(partition: Log, bucket_ms: int, progress: Progress) -> SegmentStats:
     """Return the counts of records, keys, codecs and times in the local segments, which are read completely."""
     counts = SegmentStats()
     for segment in partition.local_segments:
-        # Leave out a segment that was dropped since, or cannot be read. Damage is only counted; the audit reports it.
+        # Leave out a segment that was deleted meanwhile or cannot be read. Damage inside a segment does not raise an
+        # error: `counts` has the number of damaged bytes.
         with suppress(LogfsError, OSError):
             counts.merge(count_segment(segment, bucket_ms))
         progress(segment.size_bytes)
@@ -226,7 +227,7 @@ def _counts(partition: Log, bucket_ms: int, progress: Progress) -> SegmentStats:
 
 
 def _times_by_index(partition: Log, bucket_ms: int) -> Counter[int]:
-    """Return the number of offsets in each time bucket, by the bucket's start (ms), from the time indexes alone."""
+    """Return the number of offsets in each time bucket, by its start (ms). Only the time indexes are read."""
     counted: Counter[int] = Counter()
     for segment in partition.local_segments:
         with suppress(LogfsError, OSError):

@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
     from logfs.report.contents import ReportContents
 
-# The most rows of each table, topics with a drawing of their own, and findings that the page shows.
+# The most rows in each table, the most topics with a chart of their own, and the most findings shown.
 _MOST_ROWS = 200
 _MOST_TOPICS = 40
 _MOST_FINDINGS = 500
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-# The size of a drawing of records over time, in units of SVG.
+# The size of a chart of records over time, in SVG units.
 _WIDTH, _HEIGHT = 720, 96
 
 
 class Bar(NamedTuple):
-    """A bar of a drawing: its upper left corner and size, and the text that appears under the pointer."""
+    """A bar of a chart: its upper left corner and size in SVG units, and the text of its tooltip."""
 
     x: float
     y: float
@@ -34,10 +34,10 @@ class Bar(NamedTuple):
 
 
 class Drawing(NamedTuple):
-    """A bar chart of records over time. `first` and `last` are the texts at the ends of the time axis.
+    """A bar chart of records over time. `first` and `last` label the ends of the time axis.
 
-    `most`, `records` and `outside` are numbers as text: the records in the highest bar, all records, and the records
-    without a time or with a time outside of the axis ("" for none).
+    `most`, `records` and `outside` are numbers as text: of the records in the highest bar, of all records, and of the
+    records outside of the time axis or without a time ("" for none).
     """
 
     title: str
@@ -94,7 +94,10 @@ def render(report: ReportContents, version: str) -> str:
 
 
 def _drawings(report: ReportContents) -> list[Drawing]:
-    """Return a drawing of all topics together, then one for each of the topics with the most records."""
+    """Return a chart of all topics together and, if there are several, one for each of the largest topics.
+
+    The largest are those with the most records. The list is empty if no time is known.
+    """
     if report.first_ms < 0:
         return []
     bucket_ms = report.bucket_ms

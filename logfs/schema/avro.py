@@ -1,7 +1,8 @@
-"""Decoding of Avro's binary encoding to JSON.
+"""Decodes Avro's binary encoding to JSON.
 
-The JSON is not that of Avro's own JSON encoding: a value of a union is the value itself. Bytes and fixed are base64,
-and decimals are strings. Times and dates are strings in ISO 8601. UUIDs are strings of hex digits with hyphens.
+This JSON differs from Avro's own JSON encoding: a value of a union is written without its type. Values of the types
+bytes and fixed are base64. Decimals are strings, times and dates are strings in ISO 8601, and UUIDs are strings of
+hex digits with hyphens.
 """
 
 from __future__ import annotations
@@ -29,15 +30,17 @@ _RECORD, _FIELD = "logfs_wrapped_value", "value"
 
 
 def compile_schema(schema: Schema) -> Callable[[bytes], bytes]:
-    """Return the function that decodes data of a schema. Raises the errors of `fastavro` for an invalid schema.
+    """Return a function that decodes data of a schema to JSON.
 
-    Raises `ValueError` for an array whose items take no bytes: a few bytes of data could then fill the memory.
+    Raises the errors of `fastavro` for an invalid schema. Raises `ValueError` for a schema with an array whose items
+    take no bytes, because a few bytes of data could then fill the memory.
 
-    The returned function raises the errors of `fastavro` for data that do not fit, `ValueError` for bytes after them.
+    The returned function raises the errors of `fastavro` for data that do not fit the schema, and `ValueError` for
+    extra bytes after the data.
     """
     named: dict[str, Any] = {}
-    # fastavro keeps the types that a schema refers to only if the schema is a record. The schema is therefore wrapped
-    # as the type of the only field of a record. The encoding of such a record is the encoding of its field.
+    # fastavro keeps the types that a schema refers to only if the schema is a record. So wrap the schema in a record
+    # with one field of this type. The encoding of such a record is the encoding of its field.
     field = {"name": _FIELD, "type": orjson.loads(schema.text)}
     record = {"type": "record", "name": _RECORD, "fields": [field]}
     parsed = _parse(record, schema.references, named, ())
@@ -59,7 +62,7 @@ def compile_schema(schema: Schema) -> Callable[[bytes], bytes]:
             raise ValueError(f"{len(data) - stream.tell()} bytes follow the data")
         text = orjson.dumps(value, default=_plain, option=orjson.OPT_PASSTHROUGH_DATETIME)
         if has_floats and b"null" in text:
-            # orjson would write null for NaN and the infinities: `_with_infinities` makes strings of them.
+            # orjson has written null for NaN and the infinities, if there were any. Write strings for them instead.
             text = orjson.dumps(
                 _with_infinities(value), default=_plain, option=orjson.OPT_PASSTHROUGH_DATETIME
             )
@@ -71,9 +74,10 @@ def compile_schema(schema: Schema) -> Callable[[bytes], bytes]:
 def _parse(
     schema: Any, references: Mapping[str, str], named: dict[str, Any], pending: tuple[str, ...]
 ) -> Any:
-    """Return a parsed schema, after parsing the schemas that it refers to.
+    """Parse a schema, after the schemas that it refers to, and return it as fastavro's parsed schema.
 
-    `named` collects the parsed types by name. `pending` has the names whose parsing has begun, to detect a circle.
+    `references` has the texts of the other schemas by name. `named` collects the parsed types by name. `pending` has
+    the names of the schemas that are being parsed, to detect circular references.
     """
     while True:
         known = dict(named)
@@ -90,7 +94,10 @@ def _parse(
 
 
 def _plain(value: Any) -> Any:
-    """Return the text of a value whose type orjson does not write as needed. Raises `TypeError` for other types."""
+    """Return the text for bytes, a decimal, a date or a time, for `orjson.dumps`, which cannot write them as needed.
+
+    Raises `TypeError` for other types.
+    """
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, Decimal):
@@ -98,13 +105,13 @@ def _plain(value: Any) -> Any:
     if isinstance(value, datetime):
         return value.isoformat().replace("+00:00", "Z")
     if isinstance(value, date | time):
-        # orjson can write these itself, but orjson 3.13 loses the leading zeros of a fraction of a second.
+        # Do not let orjson write dates and times: orjson 3.13 loses the leading zeros of a fraction of a second.
         return value.isoformat()
     raise TypeError(f"JSON has no form for a value of type {type(value).__name__}")
 
 
 def _with_infinities(value: Any) -> Any:
-    """Return a value with strings in place of NaN and the infinities."""
+    """Return a copy of a value, in which strings take the place of NaN and the infinities."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, dict):

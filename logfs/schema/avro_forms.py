@@ -1,6 +1,7 @@
 """Checks of an Avro schema, made before data are decoded with it.
 
-A parsed schema is a name, a list (a union), or a dict. `named` maps the names of types to their parsed schemas.
+A parsed schema is the name of a type, a list (for a union), or a dict. `named` maps the names of types to their
+parsed schemas.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ def is_recursive(schema: Any, named: Mapping[str, Any]) -> bool:
 
 
 def has_items_without_bytes(schema: Any, named: Mapping[str, Any]) -> bool:
-    """Whether the schema has an array whose items take no bytes: a few bytes can declare any number of them."""
+    """Whether the schema has an array whose items are encoded in no bytes, such as nulls.
+
+    A few bytes of data could declare any number of such items.
+    """
     seen: set[str] = set()
     known: dict[str, bool] = {}
 
@@ -49,8 +53,8 @@ def has_items_without_bytes(schema: Any, named: Mapping[str, Any]) -> bool:
             return kind in ("array", "map", "enum") or takes_bytes(kind)
         name = form["name"]
         if name not in known:
-            # True ends the recursion for a record that contains itself. Such a record takes bytes: its values are
-            # finite only if a union, an array or a map is in between.
+            # For a record that contains itself, True ends the recursion. It is right: a value can be finite only if
+            # the record contains itself by a union, an array or a map, and these take bytes.
             known[name] = True
             known[name] = any(takes_bytes(field["type"]) for field in form["fields"])
         return known[name]
@@ -70,12 +74,12 @@ def has_items_without_bytes(schema: Any, named: Mapping[str, Any]) -> bool:
 
 
 def _resolved(schema: Any, named: Mapping[str, Any]) -> Any:
-    """Return the schema that a name refers to. Return other schemas, and names of primitive types, unchanged."""
+    """Return the schema of a type's name. Return the name of a primitive type, or any other schema, unchanged."""
     return named.get(schema, schema) if isinstance(schema, str) else schema
 
 
 def _parts(form: Any) -> Iterator[Any]:
-    """Yield the schemas directly inside a schema: of its fields, its items, its values or its alternatives."""
+    """Yield the schemas directly inside a schema: of a record's fields, an array's items and so on."""
     if isinstance(form, list):
         yield from form
     elif isinstance(form, dict):

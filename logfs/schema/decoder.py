@@ -1,4 +1,4 @@
-"""Decoding of values of Confluent's serializers. A value is a zero byte, a schema's id (int32) and the data."""
+"""Decodes values of Confluent's serializers: a zero byte, the id of a schema (a big-endian int32), and the data."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ if TYPE_CHECKING:
     Decode = Callable[[bytes], bytes]
 
 _HEADER_BYTES = 5
-# A missing schema may be registered later, so the source is asked for it again, but at most once in this time.
+# A missing schema may be registered later, so it is looked up again, but not before this time has passed.
 _ASK_AGAIN_SECONDS = 1.0
-# The most missing ids that are remembered, because wrong data may have any number of them.
+# The most ids of missing schemas to remember. A limit is needed because invalid data may have any number of ids.
 _MOST_MISSING = 10_000
 
 
 class Decoder:
-    """A decoder of values, with the schemas of one source. One thread may use it at a time."""
+    """A decoder of values, with the schemas of one source. Not thread-safe."""
 
     def __init__(self, schemas: Schemas) -> None:
         self._schemas = schemas
         self._known: dict[int, Decode | NotDecodable] = {}
-        # For each missing id: the time (`time.monotonic`) from which the source is asked again.
+        # For the id of each missing schema, the time (`time.monotonic`) from which it is looked up again.
         self._missing: dict[int, float] = {}
 
     def decode(self, data: bytes) -> bytes:
         """Return a value as JSON, in UTF-8, on one line.
 
         Raises `NotDecodable` if the value does not begin with a zero byte and an id, if its schema is missing or
-        invalid, or if it does not fit its schema; `SchemasUnavailable` if the schemas cannot be read; and
-        `ImportError` if the library for the kind of schema is not installed.
+        invalid, or if the value does not fit its schema. Raises `SchemasUnavailable` if the schemas cannot be read,
+        and `ImportError` if the library for the type of schema is not installed.
         """
         number = schema_of(data)
         if number is None:
@@ -82,7 +82,7 @@ def schema_of(data: bytes) -> int | None:
 
 
 def _compile(schema: Schema) -> Decode:
-    """Return the function that decodes data of a schema. Raises `NotDecodable` for an unknown kind of schema."""
+    """Return a function that decodes data of a schema. Raises `NotDecodable` for an unknown type of schema."""
     if schema.kind == AVRO:
         from logfs.schema.avro import compile_schema
     elif schema.kind == PROTOBUF:

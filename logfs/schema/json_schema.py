@@ -1,4 +1,4 @@
-"""JSON Schema: the data are JSON already. The code checks that they are JSON, but not that they fit the schema."""
+"""Data of JSON Schema, which are JSON already. They are checked to be JSON, but not to conform to the schema."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
     from logfs.schema.schemas import Schema
 
-# JSON allows line breaks only between tokens, where a space means the same. In strings they are escaped.
+# JSON allows plain line breaks only between tokens, where spaces can take their place. In strings they are escaped.
 _ONE_LINE = bytes.maketrans(b"\r\n", b"  ")
 
 
 def compile_schema(schema: Schema) -> Callable[[bytes], bytes]:
-    """Return the function that puts JSON data on one line. It raises `ValueError` for data that are not JSON."""
+    """Return a function that puts JSON data on one line, and that raises `ValueError` for data that are not JSON."""
     return _decode
 
 

@@ -1,4 +1,4 @@
-"""The choice of the source of schemas: a registry's URL, a directory of schema files, or a log directory."""
+"""Opens a source of schemas, given as the URL of a registry, a directory of schema files, or a log directory."""
 
 from __future__ import annotations
 

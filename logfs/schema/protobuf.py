@@ -1,4 +1,4 @@
-"""Decoding of Protobuf's encoding to ProtoJSON, with the names of the fields as in the schema.
+"""Decodes Protobuf's binary encoding to ProtoJSON, with the field names of the schema.
 
 Before the data, Confluent's serializer writes zigzag varints that select the message type in the .proto file: the
 number of indexes, then an index for each level of nested types. A single zero means the first type.
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 _MAIN = "logfs-main-schema.proto"
 _PROTOC = "grpc_tools.protoc"
 _COMPILE_SECONDS = 60
-# Lines that protoc's libraries log to standard error. They are not about the schema.
+# Lines in protoc's standard error that its libraries have logged. They say nothing about the schema.
 _LOG_LINE = re.compile(r"WARNING: All log messages|[IWEF][0-9]{4} ")
 
 
 def compile_schema(schema: Schema) -> Callable[[bytes], bytes]:
-    """Return the function that decodes data of a schema. Raises `ValueError` if `protoc` refuses the schema.
+    """Return a function that decodes data of a schema to JSON. Raises `ValueError` if `protoc` refuses the schema.
 
-    The returned function raises the errors of `protobuf` for data that do not fit, `ValueError` or `Corrupt` for
-    malformed indexes, and `LookupError` for indexes of a message type that the schema does not have.
+    The returned function raises the errors of `protobuf` for data that do not fit the message type, `ValueError` or
+    `Corrupt` for malformed message indexes, and `LookupError` if they select no message type of the schema.
     """
     pool = descriptor_pool.DescriptorPool()
     for file in _compile_files(schema).file:
@@ -65,7 +65,7 @@ def compile_schema(schema: Schema) -> Callable[[bytes], bytes]:
 
 
 def _compile_files(schema: Schema) -> descriptor_pb2.FileDescriptorSet:
-    """Return the descriptors of a schema and of the files that it imports, each file after those it imports."""
+    """Return the file descriptors of a schema and of the files that it imports, each one after its own imports."""
     well_known = Path(grpc_tools.__file__).parent / "_proto"
     compiled = descriptor_pb2.FileDescriptorSet()
     with tempfile.TemporaryDirectory(prefix="logfs-protoc-") as made:
@@ -99,9 +99,9 @@ def _compile_files(schema: Schema) -> descriptor_pb2.FileDescriptorSet:
 
 
 def _parse_descriptor(text: str) -> descriptor_pb2.FileDescriptorProto | None:
-    """Return the descriptor in a compiled schema, which is base64; None if the schema is source text.
+    """Return the file descriptor in a schema that is compiled and in base64; None if the schema is source text.
 
-    Clients in some languages register compiled schemas in base64. Some registries return these unchanged.
+    Clients in some languages register compiled schemas, and some registries return these unchanged.
     """
     try:
         data = base64.b64decode(text, validate=True)
@@ -111,7 +111,7 @@ def _parse_descriptor(text: str) -> descriptor_pb2.FileDescriptorProto | None:
 
 
 def _message_indexes(data: bytes) -> tuple[tuple[int, ...], int]:
-    """Return the indexes of the message type, and the position of the data after them.
+    """Return the indexes that select the message type, and the position in `data` of the first byte after them.
 
     Raises `ValueError` or `Corrupt` if the indexes are malformed.
     """
@@ -128,9 +128,10 @@ def _message_indexes(data: bytes) -> tuple[tuple[int, ...], int]:
 
 
 def _message_name(file: descriptor_pb2.FileDescriptorProto, indexes: tuple[int, ...]) -> str:
-    """Return the full name of a message type.
+    """Return the full name of the message type that `indexes` select.
 
-    The first index selects a type of the file, each later one a type nested in the one before.
+    The first index selects a top-level type of the file. Each further index selects a type nested in the previous
+    one.
     """
     names, messages = [file.package] if file.package else [], file.message_type
     for index in indexes:

@@ -1,7 +1,7 @@
-"""A schema registry with Confluent's interface, by HTTP.
+"""Reads schemas from a schema registry over HTTP, by the REST interface of Confluent's registry.
 
-The library `requests` takes credentials from the file `~/.netrc`, the certificates of authorities from the variable
-`REQUESTS_CA_BUNDLE`, and proxies from `HTTP_PROXY` and `HTTPS_PROXY`.
+The library `requests` takes credentials from the file `~/.netrc`, the path of the CA certificates from the
+environment variable `REQUESTS_CA_BUNDLE`, and proxies from `HTTP_PROXY` and `HTTPS_PROXY`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from urllib3.util.retry import Retry
 from logfs.errors import SchemasUnavailable
 from logfs.schema.schemas import AVRO, MOST_BYTES, Schema, parse_references
 
-# The timeouts of connecting and of each read.
+# The timeouts for connecting, and for each read from the connection.
 _TIMEOUT_SECONDS = (5, 20)
-# The timeout of the whole answer.
+# The timeout for the whole response.
 _MOST_SECONDS = 30
 _RETRIES = Retry(
     total=3, backoff_factor=0.2, status_forcelist=(429, 500, 502, 503, 504), raise_on_status=False
@@ -30,10 +30,13 @@ _ACCEPT = {"Accept": "application/vnd.schemaregistry.v1+json, application/json"}
 
 
 class Registry:
-    """The schemas of a registry."""
+    """A source of schemas: a schema registry."""
 
     def __init__(self, url: str) -> None:
-        """Use the registry at `url`. Raises `SchemasUnavailable` if it has a user, query or fragment, or no host."""
+        """Use the registry at `url`, without a request yet.
+
+        Raises `SchemasUnavailable` if the URL has a user, a query or a fragment, or has no host.
+        """
         parts = urlsplit(url)
         if parts.username is not None or parts.query or parts.fragment or not parts.hostname:
             raise SchemasUnavailable(
@@ -41,7 +44,7 @@ class Registry:
                 "a user, a password or a query: credentials belong in ~/.netrc"
             )
         self._url = url.rstrip("/")
-        # The schemas that other schemas refer to, by subject and version.
+        # A cache of the schemas that other schemas refer to, by subject and version.
         self._versions: dict[tuple[str, int], dict[str, Any]] = {}
         self._session = requests.Session()
         self._session.headers.update(_ACCEPT)
@@ -94,7 +97,7 @@ class Registry:
     def _get(self, path: str, query: str = "") -> dict[str, Any] | None:
         """Return the JSON object at a path of the registry, or None for status 404.
 
-        Raises `SchemasUnavailable` for any other answer, and without an answer.
+        Raises `SchemasUnavailable` for any other response, or if there is no response.
         """
         where = f"{self._url}/{path}"
         status, data = self._ask(where, query)
@@ -115,7 +118,7 @@ class Registry:
     def _ask(self, where: str, query: str) -> tuple[int, bytes]:
         """Return the HTTP status and the body at the URL `where` + `query`.
 
-        Raises `SchemasUnavailable` if the request fails, takes too long, or has too large an answer.
+        Raises `SchemasUnavailable` if the request fails or takes too long, or if the response is too large.
         """
         answers: queue.SimpleQueue[tuple[int, bytes] | Exception] = queue.SimpleQueue()
 
@@ -129,7 +132,8 @@ class Registry:
             except Exception as error:
                 answers.put(error)
 
-        # `requests` limits the time of each read, not of the whole answer: a slow server could take hours.
+        # Limit the time of the whole response by a thread: `requests` only limits that of each read, so a slow server
+        # could take hours.
         threading.Thread(target=ask, daemon=True).start()
         try:
             found = answers.get(timeout=_MOST_SECONDS)
@@ -143,7 +147,7 @@ class Registry:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the message of the innermost cause of an error, without the names of objects that `requests` adds."""
+    """Return the message of the innermost cause of an error, without the text of Python objects in it."""
     reason: BaseException = error
     while isinstance(inner := getattr(reason, "reason", None) or _argument(reason), BaseException):
         reason = inner

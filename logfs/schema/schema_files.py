@@ -1,7 +1,7 @@
-"""A directory of schemas: the file of the schema with the id 7 is `7.avsc`, `7.proto` or `7.json`.
+"""Reads schemas from a directory, in which `7.avsc`, `7.proto` or `7.json` is the schema with the id 7.
 
-The schemas may refer to other `.avsc` and `.proto` files of the directory. `com.acme.Money.avsc` has the type
-`com.acme.Money`, and `money/money.proto` is the file that `import "money/money.proto"` imports.
+The schemas may refer to other `.avsc` and `.proto` files in the directory. The file `com.acme.Money.avsc` defines the
+type `com.acme.Money`, and `import "money/money.proto"` imports the file `money/money.proto`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _NUMBER = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
 class SchemaFiles:
-    """The schemas in a directory. A file is read when its schema is needed, so files may be added at any time."""
+    """A source of schemas: a directory of files. They are read when needed, so files may be added at any time."""
 
     def __init__(self, directory: Path) -> None:
-        """Use the schemas in `directory`. Raises `SchemasUnavailable` if it has none."""
+        """Use the schemas in `directory`. Raises `SchemasUnavailable` if the directory has none or cannot be read."""
         self._directory = directory
         try:
             has_any = any(
@@ -54,7 +54,10 @@ class SchemaFiles:
         """Do nothing, because no file stays open after a read."""
 
     def _references(self, suffix: str) -> dict[str, str]:
-        """Return the texts of all files that a schema in a file with `suffix` may refer to, by the names it uses."""
+        """Return the texts of all files that a schema may refer to, by the names that references use.
+
+        `suffix` is that of the schema's own file, such as ".avsc".
+        """
         if suffix == ".json":
             return {}
         found = {}

@@ -1,6 +1,6 @@
-"""The topic `_schemas` of a log directory: the log in which Confluent's registry keeps its schemas.
+"""Reads schemas from the topic `_schemas` of a log directory, in which Confluent's registry keeps its schemas.
 
-With this topic, values can be decoded from the disk of a dead broker, without a registry.
+So the values on the disk of a dead broker can be decoded without a registry.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PARTITION = "_schemas-0"
 
 
 class _Entry(NamedTuple):
-    """A schema in the log. `references` has (name, subject, version) of each schema that it refers to."""
+    """A schema in the log. `references` has the (name, subject, version) of the schemas that it refers to."""
 
     kind: str
     text: str
@@ -32,10 +32,10 @@ class _Entry(NamedTuple):
 
 
 class SchemaLog:
-    """The schemas in the topic `_schemas`. Records without a schema are skipped."""
+    """A source of schemas: the topic `_schemas`. Its records that are not schemas are skipped."""
 
     def __init__(self, log_dir: str) -> None:
-        """Open a log directory read-only; the schemas are read later, by `find`.
+        """Open a log directory read-only. The schemas are read later, in `find`.
 
         Raises `SchemasUnavailable` if the directory lacks the topic, and the errors of opening a store read-only.
         """
@@ -81,7 +81,7 @@ class SchemaLog:
         log = self._store[PARTITION]
         end = log.log_end_offset
         if end < self._end:
-            # The partition was truncated, or was deleted and created again.
+            # The partition was truncated, or was deleted and created again: read it from its beginning.
             self._end = 0
         first = max(self._end, log.log_start_offset)
         if first < end:
@@ -92,7 +92,7 @@ class SchemaLog:
         self._end = end
 
     def _apply(self, record: Record) -> None:
-        """Keep the schema in a record. Deleted schemas are kept, too: older values may have been written with one."""
+        """Keep the schema in a record, even a deleted one: older values may have been written with it."""
         try:
             key, value = orjson.loads(record.key or b""), orjson.loads(record.value or b"")
             if key["keytype"] != "SCHEMA":
@@ -104,7 +104,7 @@ class SchemaLog:
 
 
 def _parse(value: dict[str, Any]) -> tuple[int, tuple[str, int], _Entry]:
-    """Return (id, (subject, version), schema) of a record's value, a JSON object."""
+    """Return (id, (subject, version), schema) from the JSON object that is the value of a record of `_schemas`."""
     kind, references = str(value.get("schemaType") or AVRO), parse_references(value)
     entry = _Entry(kind, str(value["schema"]), references)
     return int(value["id"]), (str(value["subject"]), int(value["version"])), entry

@@ -14,10 +14,10 @@ MOST_BYTES = 16 << 20
 
 
 class Schema(NamedTuple):
-    """A schema: its kind (AVRO, PROTOBUF or JSON), its text, and the schemas that it refers to.
+    """A schema: its type `kind` (AVRO, PROTOBUF or JSON), its text, and the schemas that it refers to.
 
-    `references` has the texts of all schemas that it refers to, directly or indirectly. The keys are the names by
-    which the texts refer to each other: full names of types in Avro, paths of files in Protobuf.
+    `references` has the texts of all schemas that it refers to, directly or indirectly. The keys are the names that
+    the references use: full names of types in Avro, paths of files in Protobuf.
     """
 
     kind: str
@@ -26,9 +26,9 @@ class Schema(NamedTuple):
 
 
 def parse_references(found: Mapping[str, Any]) -> Sequence[tuple[str, str, int]]:
-    """Return the (name, subject, version) of each schema that a schema of a registry refers to.
+    """Return the (name, subject, version) of each reference in a schema from a registry.
 
-    `found` is the registry's JSON object of the schema. Raises `TypeError`, `KeyError` or `ValueError` if its
+    `found` is the registry's JSON object for the schema. Raises `TypeError`, `KeyError` or `ValueError` if its
     references are malformed.
     """
     return [
@@ -38,10 +38,10 @@ def parse_references(found: Mapping[str, Any]) -> Sequence[tuple[str, str, int]]
 
 
 class Schemas(Protocol):
-    """A source of schemas: a registry, a directory or a log directory. One thread may use it at a time."""
+    """A source of schemas: a registry, a directory of schema files, or a log directory. Not thread-safe."""
 
     def find(self, number: int) -> Schema | None:
-        """Return the schema with the id `number`, or None if the source has none now.
+        """Return the schema with the id `number`, or None if the source has no such schema now.
 
         Raises `SchemasUnavailable` if the source cannot be read.
         """

@@ -1,25 +1,27 @@
-"""`format("logfs")` for Spark: log directories with the columns and options of Spark's Kafka source, and no broker.
+"""A data source and sink of Spark, `format("logfs")`, with the columns and options of Spark's Kafka source.
+
+It reads and writes log directories and needs no broker:
 
     import logfs.spark
 
     spark = logfs.spark.session("pipeline")        # or: logfs.spark.register(spark) with a session of your own
     orders = spark.read.format("logfs").option("subscribe", "orders").load("/var/lib/logfs")
 
-Only this package imports pyarrow, and only it and `cli/spark` import pyspark. docs/spark.md describes every option,
-with an example.
+Only this package imports pyarrow, and only this package and `cli/spark` import pyspark. docs/spark.md describes every
+option, with an example.
 
 - `source`: the data source that Spark registers. Begin here.
-- `options`: the options of Spark's Kafka source and sink, checked.
-- `topics`: the partitions of a read, and where reading starts and ends in them.
-- `filters`: the filters of a query that the log evaluates itself.
-- `splits`: plans what each task reads, reports what retention has taken of it, and reads it. `arrow`: columns to
-  Arrow batches.
-- `batch`, `stream`: the readers of batch and of streaming queries.
-- `sink`: writing. `jobs`: verify, reindex, compact, stats, export, import.
-- `known_names`: the names of all options. `catalog`: tables of Spark's catalog.
-- `progress`: how many offsets a streaming query is behind the log. `group_position`: commits the offsets of a
-  streaming query for a consumer group.
-- `decoding`: values of Confluent's serializers as JSON, in a column.
+- `options`: parses and checks the options of reads.
+- `topics`: the partitions of a read, and the offsets at which the read begins and ends in them.
+- `filters`: the filters of a query that are evaluated while the log is read, instead of by Spark.
+- `splits`: plans what each task reads, reads it, and reports records that were deleted meanwhile.
+- `arrow`: converts records to Arrow batches.
+- `batch`, `stream`: the readers of batch queries and of streaming queries.
+- `sink`: the writers. `jobs`: the Spark jobs verify, reindex, compact, stats, export and import.
+- `known_names`: the names of all options. `catalog`: keeps the options of tables in Spark's catalog.
+- `progress`: how many offsets a streaming query is behind the end of the log.
+- `group_position`: commits the offsets of a streaming query for a consumer group.
+- `decoding`: converts values of Confluent's serializers to JSON, in a column.
 - `workers`: Spark's Python worker processes. `worker_daemon`: the process that forks them.
 - `discovery`: the package by which Spark finds the data source.
 """
@@ -39,13 +41,13 @@ if TYPE_CHECKING:
 
     from logfs.spark.progress import OffsetsBehindLatest
 
-# The sessions in which the format is registered. Spark warns about a format that is registered twice.
+# The sessions in which the format is registered. It is registered once, because Spark warns about a second time.
 _registered: weakref.WeakSet[SparkSession] = weakref.WeakSet()
 
-# A setting that makes reads much cheaper: with a smaller value, Spark measures every row that it sends to Python.
+# A setting that makes reads much faster. With a smaller value, Spark measures every row that it sends to Python.
 _SETTINGS = {"spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1)}
-# Settings that shorten each task and each micro-batch. The first one must be set before a session starts. The second
-# one does not suit checkpoints in an object store.
+# Settings that shorten each task and each micro-batch. The first must be set before a session starts. The second must
+# not be used for checkpoints in an object store.
 _STATIC_SETTINGS = {
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.sql.streaming.checkpointFileManagerClass": (
@@ -83,12 +85,12 @@ def _add_format(spark: SparkSession) -> None:
 
 
 def decode(column: Column | str, schemas: str) -> Column:
-    """Return a column of structs with the Avro, Protobuf or JSON values of Confluent's serializers as JSON.
+    """Decode a column of values that Confluent's serializers have written (Avro, Protobuf, JSON Schema) to JSON.
 
     `schemas` is the URL of a schema registry, a directory with files such as `7.avsc`, or a log directory, mountpoint
-    or bucket with the topic `_schemas`. The struct has `schema_id` (int), `json` (string) and `error` (string). If a
-    value cannot be decoded, `json` is null, and `error` says why. If the value is null, all three fields are null. If
-    the schemas cannot be read, the query fails.
+    or bucket with the topic `_schemas`. The result is a column of structs with the fields `schema_id` (int), `json`
+    (string) and `error` (string). If a value cannot be decoded, `json` is null, and `error` says why. If the value is
+    null, all three fields are null. If the schemas cannot be read, the query fails.
     """
     from logfs.spark.decoding import decode
 
@@ -100,9 +102,9 @@ def write_batches(
 ) -> Callable[[DataFrame, int], None]:
     """Return a function for `foreachBatch` that appends each micro-batch of a query exactly once.
 
-    Use it for the output mode `update`, which Spark does not offer for sinks in Python. `path` is a log directory or
-    several; `options` are those of a write, such as `topic`. If one query uses two of these functions, they need
-    different values of `name`.
+    Use it for the output mode `update`, which Spark does not offer for sinks in Python. `path` is one log directory
+    or several; `options` are those of a write, such as `topic`. If a query uses several of these functions, each must
+    have its own `name`.
     """
     from logfs.spark.sink.each_batch import EachBatch
 
@@ -110,11 +112,10 @@ def write_batches(
 
 
 def offsets_behind_latest(progress: StreamingQueryProgress) -> list[OffsetsBehindLatest | None]:
-    """Return for each source of a query how far its partitions are behind the end of the log, as of a progress event.
+    """Return how many offsets each source of a query is behind the end of the log, by a progress event of the query.
 
-    These are the metrics that Kafka's source reports: the minimum, maximum and average number of offsets over the
-    partitions. The entry of a source is None if the event has no offsets for it, or offsets in another form than
-    those of Kafka's source.
+    The result has the metrics that Kafka's source reports: the minimum, maximum and average over the partitions. For
+    a source of another format, or without offsets in the event, it has None.
     """
     from logfs.spark.progress import behind_latest
 
@@ -124,27 +125,28 @@ def offsets_behind_latest(progress: StreamingQueryProgress) -> list[OffsetsBehin
 def session(
     name: str = "logfs", *, master: str | None = None, settings: dict[str, str] | None = None
 ) -> SparkSession:
-    """Return a Spark session with `format("logfs")` and the settings that make it fast.
+    """Return a Spark session in which `format("logfs")` is registered, with the settings that make it fast.
 
-    `name` is the name of the application, `master` is Spark's master URL. `settings` maps Spark settings to values;
-    these take precedence over the settings of this function.
+    `name` is the name of the application, `master` is Spark's master URL. `settings` are further Spark settings,
+    which take precedence over those of this function.
 
-    Checkpoints are written by plain renames, so they must be on a file system, not in an object store. For an object
-    store, set spark.sql.streaming.checkpointFileManagerClass in `settings`. Raises `LogfsError` as `register` does.
+    This session writes checkpoints by plain renames, so they must be on a file system, not in an object store. For an
+    object store, set spark.sql.streaming.checkpointFileManagerClass in `settings`. Raises `LogfsError` for the same
+    reasons as `register`.
     """
     from pyspark.sql import SparkSession
 
     from logfs.spark.workers import WORKER_DAEMON
 
     if (master or "local").startswith("local"):
-        # Otherwise Spark's Python workers run the first python3 on the PATH, which may not have logfs installed.
+        # By default, Spark's workers run the first python3 on the PATH, which may not have logfs installed.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(name)
     if master is not None:
         builder = builder.master(master)
     settings = {**_SETTINGS, **_STATIC_SETTINGS, **(settings or {})}
     if _is_local(master):
-        # This daemon imports logfs. Another machine may get logfs only with the job, after the daemon has started.
+        # This daemon needs logfs to be installed when it starts. On other machines, logfs may arrive with the job.
         settings.setdefault("spark.python.daemon.module", WORKER_DAEMON)
     for key, value in settings.items():
         builder = builder.config(key, value)
@@ -156,7 +158,7 @@ def session(
 def _is_local(master: str | None) -> bool:
     """Whether it is certain that the workers run on this machine.
 
-    True if `master` is local, or if `master` is None and no environment variable is set that may select a master.
+    It is if `master` is local, or if `master` is None and no environment variable is set that may select a master.
     """
     elsewhere = (
         "MASTER",

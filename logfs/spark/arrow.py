@@ -1,4 +1,4 @@
-"""Records as Arrow batches in the columns of Spark's Kafka source, made without a Python object for each record."""
+"""Converts records to Arrow batches with the columns of Spark's Kafka source, without a Python object per record."""
 
 from __future__ import annotations
 
@@ -41,22 +41,22 @@ FIXED_FIELDS = (
     StructField("timestamp", TimestampType()),
     StructField("timestampType", IntegerType()),
 )
-# Kafka's NO_TIMESTAMP_TYPE: the timestamp type of messages of magic 0.
+# Kafka's NO_TIMESTAMP_TYPE, the timestamp type of messages in the oldest format, magic 0.
 _NO_TIMESTAMP_TYPE = -1
-# The most rows and bytes in an Arrow batch: so many rows that the fixed cost of a batch is negligible, so few bytes
-# that the allocator gives a batch the memory of the previous one.
+# The limits of an Arrow batch. The number of rows is large enough that the fixed cost of a batch is negligible. The
+# number of bytes is small enough that the allocator reuses the memory of the previous batch.
 _BATCH_ROWS = 20_000
 _BATCH_BYTES = 2 << 20
 _PER_MS = {"ms": 1, "us": 1000}
-# The least and the greatest time in ms that fit an int64 in microseconds, the unit of Spark's timestamps.
+# The least and the greatest time, in ms, that fit Spark's type of timestamps, an int64 in microseconds.
 FIRST_MS, LAST_MS = -(2**63) // 1000 + 1, (2**63 - 1) // 1000
 
 
 def kafka_schema(*, headers: bool, columns: Sequence[str] | None = None) -> StructType:
     """Return the columns of Spark's Kafka source. If `headers` is true, the last one is the column `headers`.
 
-    With `columns`, return the columns of these names, in this order, whatever `headers` says. Raises `ValueError` for
-    a name that is not a column, or that occurs twice in `columns`.
+    If `columns` is given, return the columns with these names, in this order, and ignore `headers`. Raises
+    `ValueError` for a name that is not a column, or that occurs twice.
     """
     fields = {field.name: field for field in (*FIXED_FIELDS, StructField("headers", HEADERS))}
     if columns is None:
@@ -65,7 +65,7 @@ def kafka_schema(*, headers: bool, columns: Sequence[str] | None = None) -> Stru
         if name not in fields:
             raise unknown_column(name, fields, "logfs source")
         if columns.count(name) > 1:
-            raise ValueError(f"the option columns names the column {name} twice")
+            raise ValueError(f"the option 'columns' names the column {name} twice")
     return StructType([fields[name] for name in columns])
 
 
@@ -82,7 +82,7 @@ def check_schema(schema: StructType) -> None:
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """Convert a Spark schema to the Arrow schema that Spark expects of the batches of a reader."""
+    """Convert a Spark schema to the Arrow schema that the Arrow batches of a reader must have."""
     return to_arrow_schema(schema, timezone="UTC")
 
 
@@ -95,7 +95,7 @@ class ArrowRun(NamedTuple):
 
 
 class BatchMaker:
-    """Makes Arrow record batches of one schema, and builds only the columns in this schema."""
+    """Makes Arrow record batches with a given schema. Columns that are not in this schema are not built."""
 
     def __init__(self, schema: pa.Schema) -> None:
         """Set the schema of the batches.
@@ -105,16 +105,16 @@ class BatchMaker:
         self._schema = schema
 
     def batch(self, runs: Sequence[ArrowRun]) -> pa.RecordBatch:
-        """Return the records of the runs as one Arrow batch.
+        """Return the records of `runs` as one Arrow batch.
 
-        Raises `ValueError` if one column (keys, values, header keys or header values) has 2 GiB or more, and
-        `Corrupt` for malformed headers.
+        Raises `ValueError` if any one of these has 2 GiB or more: all keys, all values, all header keys, all header
+        values. Raises `Corrupt` for malformed headers.
         """
         from logfs.format.batches.columns import concatenate
         from logfs.format.encoding.arrow_layout import gather
 
         counts = [len(run.columns) for run in runs]
-        # Evaluated once, and only if the schema has a column of bytes (key, value or headers).
+        # Concatenate only if the schema has a column of bytes (key, value or headers), and then only once.
         joined = functools.cache(lambda: concatenate([run.columns for run in runs]))
 
         def numbers(name: str) -> np.ndarray:
@@ -143,9 +143,9 @@ class BatchMaker:
 
 
 def grouped(runs: Iterable[ArrowRun]) -> Iterator[list[ArrowRun]]:
-    """Yield groups of runs, in the same order. Each group makes one Arrow batch.
+    """Divide runs of records into groups, in the same order, one for each Arrow batch.
 
-    A group has up to 20,000 rows and about 2 MiB of keys, values and headers. Larger runs are divided.
+    A group has at most 20,000 rows and about 2 MiB of keys, values and headers. Larger runs are split.
     """
     waiting: list[ArrowRun] = []
     rows = size = 0
@@ -162,13 +162,13 @@ def grouped(runs: Iterable[ArrowRun]) -> Iterator[list[ArrowRun]]:
 
 
 def _payload(columns: Columns) -> int:
-    """Return the number of bytes in the keys, values and headers of the records. The length of a null is -1."""
+    """Return the total size in bytes of the keys, values and headers of the records; a null counts as -1 byte."""
     payload = columns.key_lengths.sum(dtype=np.int64) + columns.value_lengths.sum(dtype=np.int64)
     return int(payload + columns.header_ends.sum() - columns.header_starts.sum())
 
 
 def _bounded(columns: Columns) -> Iterator[tuple[Columns, int]]:
-    """Yield (columns, size in bytes): all records at once, or parts of them if they are too large for one batch."""
+    """Yield the records and their size in bytes; if they are too large for one batch, yield them in several parts."""
     size = _payload(columns)
     parts = max(-(-len(columns) // _BATCH_ROWS), -(-size // _BATCH_BYTES), 1)
     rows = max(-(-len(columns) // parts), 1)
@@ -188,7 +188,7 @@ def _numbers(values: np.ndarray, kind: pa.DataType | None = None) -> pa.Array:
 
 
 def _timestamps(times_ms: np.ndarray, kind: pa.DataType) -> pa.Array:
-    """Return times as an array of the type `kind`. A time that an int64 cannot hold in its unit becomes null."""
+    """Convert times to an Arrow array of the type `kind`. A time too large for an int64 in this unit becomes null."""
     factor = _PER_MS[kind.unit]
     fits = (times_ms >= FIRST_MS) & (times_ms <= LAST_MS)
     if factor == 1 or fits.all():
@@ -200,9 +200,9 @@ def _timestamps(times_ms: np.ndarray, kind: pa.DataType) -> pa.Array:
 
 
 def binary_array(field: GatheredField, kind: pa.DataType | None = None) -> pa.Array:
-    """Return the values of one field as an Arrow array of the type `kind`, or binary if it is None.
+    """Return the values of one field as an Arrow array of the type `kind`; None stands for the type binary.
 
-    The memory layout of `kind` must be that of binary, as it is for string.
+    `kind` must have the same memory layout as binary. The type string has it.
     """
     validity = pa.py_buffer(field.validity) if field.nulls else None
     buffers = [validity, pa.py_buffer(field.offsets), pa.py_buffer(field.data)]
@@ -210,7 +210,7 @@ def binary_array(field: GatheredField, kind: pa.DataType | None = None) -> pa.Ar
 
 
 def _repeated(texts: Sequence[bytes], counts: Sequence[int]) -> pa.Array:
-    """Return an Arrow array of strings that has `texts[0]` `counts[0]` times, then `texts[1]`, and so on."""
+    """Return an Arrow array of strings in which each text is repeated as often as the number in `counts` says."""
     offsets = np.zeros(sum(counts) + 1, np.int32)
     np.cumsum(np.repeat(np.array([*map(len, texts)], np.int32), counts), out=offsets[1:])
     data = b"".join(text * count for text, count in zip(texts, counts, strict=True))
@@ -224,7 +224,10 @@ def _timestamp_type(columns: Columns) -> int:
 
 
 def _headers(columns: Columns, kind: pa.DataType) -> pa.Array:
-    """Return an array of lists of (key, value), one per row. As in Kafka's source, a row without headers is null."""
+    """Return the headers as an Arrow array with a list of (key, value) for each record; null if it has no headers.
+
+    Kafka's source also returns null for a record without headers.
+    """
     from logfs.format.encoding.arrow_layout import gather_headers
 
     count = len(columns)

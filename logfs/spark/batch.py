@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class BatchReader(DataSourceReader):
-    """The reader of one batch query. Its `partitions` fixes the end offsets, so later appends are not read."""
+    """The reader of one batch query. The end offsets are fixed by `partitions`, so later appends are not read."""
 
     def __init__(self, schema: StructType, options: ReadOptions) -> None:
         check_schema(schema)
@@ -38,10 +38,15 @@ class BatchReader(DataSourceReader):
     def partitions(self) -> list[Split]:
         """Return the splits (Spark's input partitions) of the query, one for each task.
 
-        Raises `ValueError` for a partition or topic that does not exist, for a start after the end, for a start or
-        end of other partitions than those that are read, and for a starting timestamp later than all records (unless
-        startingOffsetsByTimestampStrategy is latest); `DataLoss` for offsets outside the log (with failOnDataLoss);
-        `LogfsError`; and `OSError`.
+        Raises `ValueError` if
+
+        - a partition or topic does not exist,
+        - the start offset of a partition is greater than its end offset,
+        - offsets or timestamps by partition are not given for exactly the partitions that are read, or
+        - a starting timestamp is later than all records, unless startingOffsetsByTimestampStrategy is latest.
+
+        Raises `DataLoss` for offsets outside of the log if failOnDataLoss is true, other kinds of `LogfsError`, and
+        `OSError`.
         """
         with opened(self.options) as topics:
             return topics.planned((self.options, self.pushed), lambda: self._plan(topics.readers()))
@@ -54,7 +59,7 @@ class BatchReader(DataSourceReader):
     ) -> list[tuple[TopicPartition, int, int]]:
         options = self.options
         starting = resolve(options.starting, readers, latest_if_no_match=options.latest_if_no_match)
-        # As in Kafka's source, an ending timestamp later than all records stands for the end of the log.
+        # As in Kafka's source, an ending timestamp later than all records means the end of the log.
         ending = resolve(options.ending, readers, latest_if_no_match=True)
         for name, first in starting.items():
             if first > ending[name]:
@@ -67,7 +72,7 @@ class BatchReader(DataSourceReader):
             (name, *splits.inside_log(name, readers[name], first, end, fail=fail))
             for name, first, end in ranges(starting, ending)
         ]
-        # Filters come last, so that a query with filters raises the same errors as one without.
+        # Apply the filters last, so that a query with filters raises the same errors as a query without.
         return [
             (name, *wanted)
             for name, first, end in inside
@@ -75,10 +80,10 @@ class BatchReader(DataSourceReader):
         ]
 
     def read(self, partition: Split) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
-        """Return the records of a split as Arrow batches, in the order of partitions and offsets.
+        """In a task: return the records of a split as Arrow batches, in the order of the split's parts.
 
-        Raises `DataLoss` for records that have left the log, `Corrupt` for damage, `NotOnHost` if this machine does
-        not have the planned files, and `OSError`.
+        Raises `DataLoss` for records that were deleted meanwhile, `Corrupt` for damage, `NotOnHost` if this machine
+        does not have the planned files, and `OSError`.
         """
         return splits.read(
             partition, BatchMaker(arrow_schema(self.schema)), self.options, self.pushed
@@ -86,12 +91,12 @@ class BatchReader(DataSourceReader):
 
 
 class FilteredReader(BatchReader):
-    """A batch reader that accepts filters. Spark refuses to use such a reader if filter push-down is off.
+    """A batch reader that accepts filters. Spark refuses to use it if its filter push-down is off.
 
-    If several queries use the DataFrame of one `load`, Spark up to 4.3 applies the filters of the last query to all
-    of them, even to queries without filters. So this reader is used only with the option pushDownPredicate.
+    It is used only if the option pushDownPredicate is true: if several queries use the DataFrame of one `load`, Spark
+    up to 4.3 applies the filters of the last query to all of them, even to queries without filters.
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:
-        """Apply the filters to the read as far as the log can evaluate them; yield those that Spark must evaluate."""
+        """Add filters to the read, if `PushedFilters` supports them; yield those that Spark must evaluate."""
         return self.pushed.push(filters)

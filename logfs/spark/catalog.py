@@ -1,8 +1,8 @@
-"""Tables of Spark's catalog: the options of CREATE TABLE, which Spark does not pass to the reads of a Python source.
+"""Keeps the options of CREATE TABLE for reads of the table, to which Spark does not pass them.
 
-Spark asks a source for the schema once, at CREATE TABLE, keeps it in the catalog, and gives it to every read of the
-table. So the options are kept in the metadata of the first column. Writes do not use them: at INSERT INTO, Spark
-gives a sink the columns of the query, whose metadata may be that of another table.
+At CREATE TABLE, Spark asks the source for its schema and keeps this schema in the catalog. It then gives the schema
+to every read of the table. So the options are kept in the schema, in the metadata of the first column. Writes cannot
+use them: at INSERT INTO, Spark gives the sink the columns of the query, whose metadata may be that of another table.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _METADATA = "logfs.options"
-# A property of every table. At CREATE TABLE, Spark adds the properties to the options, so options with this name are
-# those of a CREATE TABLE.
+# A property of every table. At CREATE TABLE, Spark passes the table's properties among the options, so this name is
+# in the options of a CREATE TABLE only.
 _OF_A_TABLE = "provider"
-# At CREATE TABLE, Spark passes each option under two names: its own, and its own with this prefix.
+# At CREATE TABLE, Spark passes each option twice: under its own name, and under its name with this prefix.
 _OPTION = "option."
 
 
 def options_to_create(options: Mapping[str, str]) -> CaseInsensitiveDict | None:
-    """Return the options that a CREATE TABLE gives to the source; None if `options` are not of a CREATE TABLE.
+    """Return the options in a CREATE TABLE statement, or None if `options` are not from a CREATE TABLE.
 
-    Raises `ValueError` for a table without a path.
+    Raises `ValueError` if the table has no path.
     """
     if _OF_A_TABLE not in options:
         return None
@@ -53,10 +53,10 @@ def with_options(schema: StructType, options: Mapping[str, str]) -> StructType:
 
 
 def options_of_table(options: Mapping[str, str], schema: StructType) -> Mapping[str, str]:
-    """Return the options of a read of a table: those in the metadata of `schema`, overridden by `options`.
+    """Return the options for a read of a table: those kept in the metadata of `schema`, overridden by `options`.
 
-    If `options` have a path, the read is not of a table, and they are returned unchanged. If `options` have one of
-    `SELECTIONS`, it replaces the selection of the table.
+    If `options` have a path, the read is not of a table, and `options` are returned unchanged. If `options` select
+    partitions, by one of `SELECTIONS`, this replaces the selection of the table.
     """
     kept = schema.fields[0].metadata.get(_METADATA) if schema.fields else None
     if kept is None or "path" in options or "paths" in options:

@@ -1,4 +1,4 @@
-"""`logfs.spark.decode`: keys and values of Confluent's serializers as JSON, in a column."""
+"""Implements `logfs.spark.decode`, which decodes a column of values of Confluent's serializers to JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ARROW_TYPE = pa.struct([("schema_id", pa.int32()), ("json", pa.string()), ("err
 
 
 def decode(column: Column | str, schemas: str) -> Column:
-    """Return a column of structs (schema_id, json, error; see `logfs.spark.decode`). The executors read `schemas`."""
+    """Return the result of `logfs.spark.decode`. The executors read `schemas`, so these must be accessible there."""
     place = schemas if "://" in schemas else os.path.abspath(schemas)
 
     @arrow_udf(_TYPE)  # type: ignore[untyped-decorator]
@@ -50,6 +50,6 @@ def _decode_all(values: pa.Array, place: str) -> pa.Array:
 
 @lru_cache(maxsize=16)
 def _decoder(place: str) -> Decoder:
-    """Return the decoder for the schemas at `place`. The process keeps it, with its schemas, in a cache."""
+    """Return the decoder for the schemas at `place`. The decoder is cached in this process, with the schemas read."""
     with naming_host():
         return Decoder(open_schemas(place))

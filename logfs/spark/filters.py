@@ -1,9 +1,10 @@
-"""The filters of a query that the log evaluates itself.
+"""The filters of a query that are evaluated while the log is read, instead of by Spark.
 
-Filters on topic, partition and offset are evaluated exactly. Only an offset filter of more than 100 ranges is widened
-to one range, and Spark evaluates it again. For timestamps the log has an upper bound for each segment and each batch,
-so segments and batches that are too early are skipped. Other records outside the time range are dropped, and Spark
-evaluates the filter again on those that remain. Filters of other columns or of unknown kinds are left to Spark.
+Filters on topic, partition and offset are evaluated exactly. The exception is an offset filter with more than 100
+ranges: it is widened to one range, and Spark evaluates it again. For timestamps, the log knows the greatest timestamp
+of each segment and each batch, so segments and batches that are too early are skipped. Other records outside of the
+time range are dropped, and Spark evaluates the filter again on the remaining records. Filters on other columns or of
+unknown kinds are left to Spark.
 """
 
 from __future__ import annotations
@@ -40,18 +41,18 @@ if TYPE_CHECKING:
     from logfs.format.batches.columns import Columns
     from logfs.log.read.reader import Reader
 
-    # Half-open ranges of numbers, (first, end), in ascending order.
+    # Ranges of numbers, [first, end), in ascending order.
     Ranges = Sequence[tuple[int, int]]
 
 _FIRST, _END = -(2**63), 2**63 - 1
-# An offset filter with more ranges than this is widened to one range, from its lowest to its highest offset.
+# If an offset filter has more ranges than this, one range from its lowest to its highest offset replaces them.
 _MOST_RANGES = 100
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
-# The columns whose filters the log can evaluate, and the types of their values. Only the timestamp can be null: it is
-# null if an int64 cannot hold it in microseconds.
+# The columns whose filters `PushedFilters` can evaluate, and the types of their values. Of these, only the timestamp
+# can be null: if it is too large for an int64 in microseconds.
 _TYPES = {"topic": str, "partition": int, "offset": int, "timestamp": datetime}
-# Spark orders strings by their bytes in UTF-8, which is the order of Python's strings too.
+# Spark compares strings by their UTF-8 bytes. Python compares them by code points, which gives the same order.
 _STRINGS: dict[type[Filter], Callable[[str, Any], bool]] = {
     EqualTo: operator.eq,
     EqualNullSafe: operator.eq,
@@ -77,11 +78,11 @@ _NUMBERS: dict[type[Filter], Callable[[Sequence[int]], Ranges]] = {
 
 @dataclass
 class PushedFilters:
-    """The filters that Spark pushed down to a read, as restrictions on it. A new object restricts nothing.
+    """The filters that Spark has pushed down to a read. A new object has no filters.
 
-    `topics` are filters on the topic's name; a topic must pass all of them. `partitions` and `offsets` are ranges
-    [first, end) of the partition numbers and offsets that pass. Timestamps pass from `since_us` (inclusive) to
-    `until_us` (exclusive), in microseconds since the epoch.
+    `topics` are filters on the topic's name; a topic must pass all of them. `partitions` and `offsets` are the ranges
+    [first, end) of the partition numbers and offsets that pass. `since_us` (inclusive) and `until_us` (exclusive) are
+    the bounds of the timestamps that pass, in microseconds since the epoch.
     """
 
     topics: list[Filter] = field(default_factory=list)
@@ -93,8 +94,8 @@ class PushedFilters:
     def push(self, filters: Iterable[Filter]) -> Iterator[Filter]:
         """Add filters, all of which a row must pass, and yield those that Spark must evaluate.
 
-        A filter on timestamps, or on more than 100 ranges of offsets, is both added and yielded. A filter is added
-        only when the iterator reaches it, so the caller must exhaust the iterator.
+        A filter on timestamps, or with more than 100 ranges of offsets, is both added and yielded. The filters are
+        added while the caller iterates, so the caller must exhaust the iterator.
         """
         for each in filters:
             if not self._answers(each):
@@ -106,7 +107,8 @@ class PushedFilters:
         if column not in _TYPES:
             return False
         if isinstance(each, IsNotNull):
-            # Every row passes, unless its timestamp is null: an int64 cannot hold each one in microseconds.
+            # Topic, partition and offset are never null. A timestamp is null if it is too large for an int64 in
+            # microseconds, so Spark must evaluate a filter on timestamps.
             return column != "timestamp"
         known = _STRINGS if column == "topic" else _NUMBERS
         # Filters of other kinds, or with values of an unexpected type, are left to Spark.
@@ -128,7 +130,7 @@ class PushedFilters:
         return is_exact
 
     def wanted(self, reader: Reader, first: int, end: int) -> Ranges:
-        """Return the ranges within the offsets [first, end) of `reader` whose records may pass the filters."""
+        """Return those ranges of the offsets [first, end) whose records in `reader` may pass the filters."""
         number = reader.partition
         if not _common(self.partitions, [(number, number + 1)]):
             return []
@@ -141,14 +143,14 @@ class PushedFilters:
 
     @property
     def since_ms(self) -> int | None:
-        """The earliest timestamp that passes, in ms as in the log, rounded up; None if there is no lower bound."""
+        """The earliest timestamp that passes, in ms, rounded up; None if there is no lower bound."""
         return None if self.since_us == _FIRST else -(-self.since_us // 1000)
 
     def select(self, columns: Columns) -> Columns:
         """Return the records whose timestamps pass the filters."""
         if (self.since_us, self.until_us) == (_FIRST, _END):
             return columns
-        # A timestamp that an int64 cannot hold in microseconds is null in Spark, and a null fails every comparison.
+        # A timestamp too large for an int64 in microseconds is null in Spark, and a null fails every comparison.
         fits = (columns.timestamps >= FIRST_MS) & (columns.timestamps <= LAST_MS)
         times = np.where(fits, columns.timestamps, 0) * 1000
         return columns.select(fits & (times >= self.since_us) & (times < self.until_us))
@@ -167,7 +169,7 @@ def _holds(each: Any, topic: str) -> bool:
 
 
 def _ranges(each: Filter) -> Ranges:
-    """Return the ranges of numbers that pass a filter; for timestamps in microseconds since the epoch."""
+    """Return the ranges of numbers that pass a filter. Timestamps are in microseconds since the epoch."""
     if isinstance(each, Not):
         return _complement(_ranges(each.child))
     values = _values(each)
@@ -177,7 +179,7 @@ def _ranges(each: Filter) -> Ranges:
 
 
 def _runs(values: Sequence[int]) -> Ranges:
-    """Return the fewest ranges that contain all of `values` and no other numbers."""
+    """Return the ranges, as few as possible, that contain exactly the numbers in `values`."""
     found: list[tuple[int, int]] = []
     for value in sorted(set(values)):
         first = found.pop()[0] if found and found[-1][1] == value else value

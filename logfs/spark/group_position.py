@@ -1,4 +1,4 @@
-"""The position of a streaming query as the committed offsets of a consumer group (the option groupId)."""
+"""Commits the offsets that a streaming query has reached for a consumer group, which the option groupId names."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The least time between two commits, because each opens the log directories or sends a request to their mount.
+# The least time between two commits. A commit is expensive: it opens the log directories, or sends a request to their
+# mount.
 _COMMIT_SECONDS = 1.0
-# The pause after a failed commit. While a broker holds the log directories, every commit fails.
+# The pause after a failed commit. For example, every commit fails while a broker has locked the log directories.
 _RETRY_SECONDS = 30.0
-# How long a commit waits for another process that holds the log directories.
+# How long a commit waits for another process to unlock the log directories.
 _WAIT_SECONDS = 0.2
 
 
 class GroupPosition:
-    """Commits the offsets of a query for a group, through the mount if one holds the log directories.
+    """Commits the offsets of a query for a consumer group. If the log directories are mounted, the mount does it.
 
-    Other programs read these offsets; the query itself does not use them. So a failed commit is only logged as a
+    The offsets are for other programs; the query itself does not use them. So a failed commit is only logged as a
     warning, and a later call of `note` tries again.
     """
 
@@ -43,11 +44,11 @@ class GroupPosition:
         self._failure = ""
 
     def note(self, offsets: Offsets, *, is_last: bool) -> None:
-        """Commit the changed ones of `offsets`, at which the query continues, in one request.
+        """Commit those of `offsets` that have changed since the last commit, in one request.
 
-        Commits are at least a second apart, unless `is_last` is true, which means that the query has read everything.
-        After a failure, the next attempt comes after 30 seconds. A failure is logged unless the previous attempt
-        failed for the same reason.
+        `offsets` are where the query continues; `is_last` tells that it has read everything. Does nothing within a
+        second after the last commit, unless `is_last` is true, or within 30 seconds after a failed commit. A failure
+        is logged unless the previous attempt failed for the same reason.
         """
         changed = {
             name.directory: str(offset)

@@ -1,4 +1,4 @@
-"""The names of all options. The errors for unknown options and columns suggest the nearest known name."""
+"""The names of all options, and the errors for unknown options and columns, which suggest the nearest known name."""
 
 from __future__ import annotations
 
@@ -38,22 +38,24 @@ _OF_READS = (
 )
 _OF_WRITES = ("createPartitions", "topic", "txnAppId", "txnVersion")
 OPTIONS = (*SELECTIONS, *_OF_READS, *_OF_WRITES)
-# Options of Kafka's source that have no meaning without a broker, like most options that begin with "kafka.".
+# Options of Spark's Kafka source that have no meaning without a broker. The same is true of most options that begin
+# with
+# "kafka.".
 _OF_THE_NETWORK = (
     "kafkaConsumer.pollTimeoutMs",
     "fetchOffset.numRetries",
     "fetchOffset.retryIntervalMs",
     "groupIdPrefix",
 )
-# Options that Spark itself adds to those of a source or a sink.
+# Options that Spark itself passes to a source or a sink, together with those of the user.
 _OF_SPARK = ("path", "paths", "checkpointLocation", "queryName")
 
 
 def check_options(names: Iterable[str]) -> None:
-    """Raise `ValueError` for a name that is no option. Names are not case-sensitive.
+    """Raise `ValueError` for a name that is not the name of an option. Names are not case-sensitive.
 
-    Names that begin with "kafka." are not checked. A read may have options of writes, and a write those of reads,
-    because a view of Spark's SQL has one set of options for both.
+    Names that begin with "kafka." are not checked. Options of writes are allowed for reads, and options of reads for
+    writes, because a view in Spark SQL has one set of options for both.
     """
     known = [*OPTIONS, *_OF_THE_NETWORK, *_OF_SPARK]
     lower = {name.lower() for name in known}
@@ -68,7 +70,7 @@ def check_options(names: Iterable[str]) -> None:
 def warn_of_ignored(names: Iterable[str], *, used: Collection[str] = ()) -> None:
     """Log a warning for each option that has no meaning without a broker.
 
-    `used` are the names, in lower case, that begin with "kafka." and do have a meaning.
+    `used` are the options, in lower case, that begin with "kafka." and do not get a warning.
     """
     of_network = {name.lower() for name in _OF_THE_NETWORK}
     for name in names:
@@ -80,7 +82,7 @@ def warn_of_ignored(names: Iterable[str], *, used: Collection[str] = ()) -> None
 
 
 def unknown_column(name: str, known: Collection[str], where: str) -> ValueError:
-    """Return the error for a column not in `known`, the columns of `where` ("logfs source" or "logfs sink")."""
+    """Return the error for an unknown column. `known` are the columns of `where`: "logfs source" or "logfs sink"."""
     return ValueError(
         f"the {where} has no column {name!r}{did_you_mean(name, known)}; its columns are {', '.join(known)}"
     )

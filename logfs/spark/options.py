@@ -1,7 +1,7 @@
-"""The options of the logfs source and sink: those of Spark's Kafka source and sink, by the same names.
+"""Parses and checks the options of reads. Those of Spark's Kafka source have the same names and meanings.
 
 `path` takes the place of `kafka.bootstrap.servers`. Names are not case-sensitive. A wrong option raises `ValueError`,
-with the message of Spark's own source where there is one.
+with the message of Spark's Kafka source if it has one for this error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 LATEST_OFFSET = -1
 EARLIEST_OFFSET = -2
 _DEFAULT_TRIGGER_DELAY_MS = 15 * 60 * 1000
-# Options of Kafka's consumer that Spark's Kafka source refuses, too.
+# Options of Kafka's consumer that are refused, as by Spark's Kafka source.
 _NOT_SUPPORTED = (
     "auto.offset.reset",
     "key.deserializer",
@@ -36,7 +36,7 @@ _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d"
 
 
 class PositionKind(Enum):
-    """How the options give the start or end of a read: as the earliest or latest offset, offsets, or timestamps."""
+    """The ways to give the start or end of a read: the earliest or latest offset, offsets, or timestamps."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -46,10 +46,11 @@ class PositionKind(Enum):
 
 @dataclass(frozen=True)
 class Limit:
-    """The start or the end of a read: the earliest or latest offset, or an offset or a timestamp for each partition.
+    """The start or the end of a read.
 
-    `each` maps partitions to offsets (kind OFFSETS; `LATEST_OFFSET` and `EARLIEST_OFFSET` stand for the latest and
-    the earliest) or to timestamps in ms (kind TIMESTAMPS). `timestamp` (ms), if given, applies to all partitions.
+    `each` is used by two kinds. For the kind OFFSETS, it maps partitions to offsets, which may be `LATEST_OFFSET` or
+    `EARLIEST_OFFSET`. For the kind TIMESTAMPS, it maps partitions to timestamps in ms; if `timestamp` (ms) is given,
+    it applies to all partitions instead.
     """
 
     kind: PositionKind
@@ -59,11 +60,11 @@ class Limit:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """The partitions that are read. `name in selection` tells whether a partition is one of them.
+    """The partitions to read. `name in selection` tells whether the partition `name` is one of them.
 
-    `kind` is the name of the option that selects them, one of `SELECTIONS`. `partitions` is set for `assign`,
-    `topics` for `subscribe`, and `pattern`, a regular expression that may match anywhere in a topic's name, for
-    `subscribePattern`.
+    `kind` is the option that selects them, one of `SELECTIONS`. It determines which field is set: `partitions` for
+    `assign`, `topics` for `subscribe`, or `pattern` for `subscribePattern`. The pattern is a regular expression that
+    may match anywhere in a topic's name.
     """
 
     kind: str
@@ -77,7 +78,7 @@ class Selection:
         return self.has_topic(name.topic)
 
     def has_topic(self, topic: str) -> bool:
-        """Whether a partition of the topic may be selected."""
+        """Whether any partition of the topic may be selected."""
         if self.kind == "assign":
             return any(name.topic == topic for name in self.partitions)
         if self.kind == "subscribe":
@@ -94,7 +95,7 @@ class ReadOptions:
     selection: Selection
     starting: Limit
     ending: Limit
-    # If all records are earlier than a timestamp of `starting`: begin at the end of the log if true, else fail.
+    # What happens if a timestamp in `starting` is later than all records. True: begin at the log end. False: fail.
     latest_if_no_match: bool
     fail_on_data_loss: bool
     isolation: Isolation
@@ -129,19 +130,19 @@ def paths_of(options: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def local_path(path: str) -> str:
-    """Return the plain path of a `file:` URL in any spelling: `file:/a`, `file:///a`, `file://localhost/a`.
+    """Return the plain path in a `file:` URL of any spelling: `file:/a`, `file:///a`, `file://localhost/a`.
 
-    Escapes such as `%20` are kept, as Spark's file sources keep them. Other paths are returned as they are.
+    Escapes such as `%20` are not decoded, as in Spark's file sources. Anything else is returned unchanged.
     """
     found = re.fullmatch(r"file:(?://(?:localhost)?)?(/(?!/).*)", path, re.IGNORECASE | re.DOTALL)
     return path if found is None else found[1]
 
 
 def local_log_dir(path: str) -> str:
-    """Return the plain path of a `file:` URL. A path that is not a `file:` URL is returned as it is.
+    """Return the plain path in a `file:` URL of a log directory. Anything else is returned unchanged.
 
-    If the directory has files, but none of a log directory, it may be a bucket in the file system. Buckets are opened
-    by URL, so then return the path as a `file://` URL.
+    If the directory has files, but is not a log directory, it may be a bucket in the file system. Buckets must be
+    opened by a URL, so the result is then a `file://` URL.
     """
     plain = local_path(path)
     is_bucket = plain != path and recognise(plain).kind is PathKind.OTHER
@@ -149,9 +150,10 @@ def local_log_dir(path: str) -> str:
 
 
 def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
-    """Parse the options of a read, and check them as Spark's Kafka source does. Raises `ValueError` for a wrong one.
+    """Parse the options of a read, and check them as Spark's Kafka source does.
 
     If `streaming` is true, the defaults and the checks are those of a streaming query, else those of a batch query.
+    Raises `ValueError` for a wrong option.
     """
     check_options(options)
     warn_of_ignored(options, used=["kafka.isolation.level"])
@@ -216,17 +218,17 @@ def flag(options: Mapping[str, str], name: str, *, default: bool) -> bool:
 
 
 def columns_of(options: Mapping[str, str]) -> list[str] | None:
-    """Return the comma-separated names in the option `columns`; None without the option."""
+    """Return the column names in the option `columns`, or None if the option is not given."""
     text = options.get("columns")
     return None if text is None else [name.strip() for name in text.split(",")]
 
 
 def check_columns(options: Mapping[str, str], names: Sequence[str]) -> None:
-    """Raise `ValueError` if the option `columns` is given and is not `names`, the columns of Spark's schema."""
+    """Raise `ValueError` if the option `columns` is given and differs from `names`, the columns of the schema."""
     columns = columns_of(options)
     if columns is not None and columns != list(names):
         raise ValueError(
-            f"the option columns is {','.join(columns)!r}, but the schema has {', '.join(names)}: give only the "
+            f"the option 'columns' is {','.join(columns)!r}, but the schema has {', '.join(names)}: give only the "
             "option or only the schema; a table of the catalog keeps the columns of its creation"
         )
 
@@ -248,7 +250,10 @@ def _isolation(text: str | None) -> Isolation:
 
 
 def positive_number(options: Mapping[str, str], name: str) -> int | None:
-    """Return the value of the option `name`, None without it. Raises `ValueError` unless it is a positive integer."""
+    """Return the value of the option `name`, or None if the option is not given.
+
+    Raises `ValueError` if the value is not a positive integer.
+    """
     text = options.get(name)
     if text is None:
         return None
@@ -333,9 +338,10 @@ _TIMESTAMPS_SHAPE = (
 
 
 def _limit(options: Mapping[str, str], which: str, default: PositionKind) -> Limit:
-    """Return the starting or ending limit. Raises `ValueError`.
+    """Return the start or the end of a read; `which` is "starting" or "ending". Raises `ValueError`.
 
-    The precedence is that of Kafka's source: one timestamp, then timestamps by partition, then offsets.
+    If several options are given, the precedence is that of Kafka's source: one timestamp for all partitions, then
+    timestamps by partition, then offsets.
     """
     text = options.get(f"{which}Timestamp")
     if text is not None:
@@ -383,7 +389,7 @@ def _json(text: str, shape: str) -> dict[str, Any]:
 
 
 def _check_batch(starting: Limit, ending: Limit) -> None:
-    """Raise `ValueError` for a batch that begins at the latest offset or ends at the earliest."""
+    """Raise `ValueError` for a batch query that begins at the latest offset or ends at the earliest."""
     _forbid(starting, PositionKind.LATEST, LATEST_OFFSET, ("starting offset", "startingOffsets"))
     _forbid(ending, PositionKind.EARLIEST, EARLIEST_OFFSET, ("ending offset", "ending offset"))
 
@@ -391,7 +397,7 @@ def _check_batch(starting: Limit, ending: Limit) -> None:
 def _forbid(limit: Limit, kind: PositionKind, offset: int, words: tuple[str, str]) -> None:
     """Raise `ValueError` if a limit is of the kind `kind`, or if it has `offset` for a partition.
 
-    `words` are the beginnings of the messages in these two cases, as in Kafka's source.
+    `words` are the beginnings of the messages for these two errors.
     """
     after = f" can't be {kind.value} for batch queries on Kafka"
     if limit.kind is kind:
@@ -407,7 +413,7 @@ def check_partitions(
     found: Mapping[TopicPartition, object],
     describe: Callable[[Iterable[TopicPartition]], str],
 ) -> None:
-    """Raise `ValueError` unless `limit.each` names exactly the partitions in `found`, which the query reads.
+    """Raise `ValueError` unless a limit names exactly the partitions in `found`, those that the query reads.
 
     A limit with one timestamp for all partitions always passes. `describe` returns partitions as text for the error.
     """

@@ -1,4 +1,4 @@
-"""How many offsets a streaming query is behind the end of the log, by its progress events."""
+"""Computes from a progress event how many offsets a streaming query is behind the end of the log."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from logfs.spark.topics import from_json
 
 
 class OffsetsBehindLatest(NamedTuple):
-    """The number of offsets from a micro-batch's end to the log end: minimum, maximum and average of the partitions.
+    """The number of offsets between the end of a micro-batch and the log end.
 
-    The fields are the metrics minOffsetsBehindLatest, maxOffsetsBehindLatest and avgOffsetsBehindLatest of Kafka's
-    source.
+    The fields are the minimum, maximum and average over the partitions, like the metrics minOffsetsBehindLatest,
+    maxOffsetsBehindLatest and avgOffsetsBehindLatest of Kafka's source.
     """
 
     min: int
@@ -21,10 +21,10 @@ class OffsetsBehindLatest(NamedTuple):
 
 
 def behind_latest(end: str | None, latest: str | None) -> OffsetsBehindLatest | None:
-    """Return how far the offsets `end` are behind the offsets `latest`, both as JSON text of a progress event.
+    """Return how far the offsets `end` are behind the offsets `latest`. Both are JSON text from a progress event.
 
-    As for Kafka's source, a partition that is only in `latest` is left out: the query does not read it yet. Returns
-    None if there are no offsets, or if they have the form of another source.
+    As in Kafka's source, a partition that is only in `latest` is left out, because the query does not read it yet.
+    Returns None if there are no offsets, or if they have the format of another source.
     """
     try:
         ends, latests = from_json(json.loads(end or "")), from_json(json.loads(latest or ""))

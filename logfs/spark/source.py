@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 
 
 class LogfsDataSource(DataSource):
-    """The data source: the columns and options of Spark's Kafka source, for log directories and without a broker."""
+    """A data source that reads and writes log directories, with the columns and options of Spark's Kafka source."""
 
     @classmethod
     def name(cls) -> str:
-        """Return "logfs", the name that `format` of Spark's readers and writers takes."""
+        """Return "logfs", the name of the data source in `spark.read.format` and `df.write.format`."""
         return "logfs"
 
     @short_errors()
     def schema(self) -> StructType:
         """Return the columns of Spark's Kafka source; with includeHeaders=true also `headers`.
 
-        With the option `columns`, return only the columns that it names. At CREATE TABLE, the first column also gets
-        the options as metadata (see `catalog`). Raises `ValueError` for an unknown option, for a wrong value of
-        `includeHeaders` or `columns`, and for a table without a path.
+        If the option `columns` is given, return only the columns that it names. At CREATE TABLE, the first column
+        also gets the options as metadata (see `logfs.spark.catalog`). Raises `ValueError` for an unknown option, for
+        a wrong value of `includeHeaders` or `columns`, and for a table without a path.
         """
         table = options_to_create(self.options)
         options = self.options if table is None else table
@@ -66,10 +66,11 @@ class LogfsDataSource(DataSource):
 
     @short_errors()
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
-        """Return the writer of a batch.
+        """Return the writer of a batch write.
 
-        Raises `ValueError` if `overwrite` is true and for a wrong schema or option, `InvalidStore` for a path that is
-        not a log directory, `OSError`, and with createPartitions the errors of `commit_client.create`.
+        Raises `ValueError` if `overwrite` is true or if the schema or an option is wrong, `InvalidStore` for a path
+        that is not a log directory, and `OSError`. With createPartitions, also raises the errors of
+        `commit_client.create`.
         """
         if overwrite:
             raise ValueError(
@@ -80,9 +81,9 @@ class LogfsDataSource(DataSource):
 
     @short_errors()
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
-        """Return the writer of a streaming query, which always appends, as Kafka's sink does: `overwrite` is ignored.
+        """Return the writer of a streaming query. Like Kafka's sink, it always appends: `overwrite` is ignored.
 
-        Raises `ValueError` for a wrong schema or option, `InvalidStore` for a path that is not a log directory,
-        `OSError`, and with createPartitions the errors of `commit_client.create`.
+        Raises `ValueError` for a wrong schema or option, `InvalidStore` for a path that is not a log directory, and
+        `OSError`. With createPartitions, also raises the errors of `commit_client.create`.
         """
         return StreamWriter(schema, write_options(self.options))

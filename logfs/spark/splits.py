@@ -1,7 +1,7 @@
-"""Splits (Spark's input partitions): plans them in the driver, and reads their records in tasks.
+"""Plans splits (Spark's input partitions) in the driver, and reads their records in tasks.
 
-A split is a list of offset ranges, each in one segment. Large segments are divided, if possible at entries of the
-offset index. Small segments share a split.
+A split is a list of offset ranges, each in one segment. Large segments are divided between splits, if possible at
+entries of the offset index. Small segments share a split.
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ logger = logging.getLogger(__name__)
 
 _Item = TypeVar("_Item")
 
-# The least and the greatest size of a split without the options splitBytes and minPartitions. Smaller splits would
-# not pay: starting a task costs as much as reading some MB.
+# The least and the greatest size of a split if the options splitBytes and minPartitions are not given. Smaller splits
+# are not worthwhile: starting a task takes as long as reading some MB.
 _LEAST_BYTES = 4 << 20
 _MOST_BYTES = 128 << 20
-# The number of attempts to plan a range while its files are replaced or deleted, and the pause between attempts.
+# How many times planning is tried if files are replaced or deleted meanwhile, and the pause between two attempts.
 _TRIES = 5
 _PAUSE_SECONDS = 0.05
 
 
 class DataLoss(LogfsError):
-    """Offsets that a query asked for were deleted, lie after the log end, or moved with their partition."""
+    """Offsets that a query must read were deleted, are past the log end, or moved to another log directory."""
 
 
 class SplitPart(NamedTuple):
-    """A `SegmentSplit` (a range of records in one segment) and the partition that it belongs to."""
+    """A range of records in one segment (a `SegmentSplit`), and the partition that has this segment."""
 
     topic: str
     partition: int
@@ -72,7 +72,7 @@ class SplitPart(NamedTuple):
 
 @dataclass
 class Split(InputPartition):
-    """The input partition of one task: the parts of logs that the task reads, in this order."""
+    """The input partition (a term of Spark) of one task: the ranges of records that the task reads, in order."""
 
     parts: list[SplitPart]
 
@@ -85,7 +85,7 @@ def report_loss(
 ) -> None:
     """Raise `DataLoss` if `fail` (the option failOnDataLoss) is true, else log a warning.
 
-    `otherwise` ends both messages: it says what happens if the option is false.
+    `otherwise` is the end of both messages, which says what happens if the option is false.
     """
     if fail:
         raise DataLoss(f"{message}; set the option failOnDataLoss to false {otherwise}")
@@ -98,9 +98,9 @@ def inside_log(
     """Return the part of the range [first, end) that is inside the log, and report the other offsets as a loss.
 
     If no offset is inside the log, the returned range is empty: its start is at or above its end. A loss raises
-    `DataLoss` if `fail` is true, and is logged as a warning otherwise. Offsets that compaction removed, control
-    records and aborted records are no loss: they are inside the log. The messages end with the text `where`, in
-    which a task gives its host and the error from opening the planned file.
+    `DataLoss` if `fail` is true, otherwise it is logged as a warning. Only offsets below the log start offset or at
+    and above the log end offset are a loss, not those that compaction has removed. `where` is appended to the
+    messages: a task gives its host, and the error from opening the planned file.
     """
     start, log_end = reader.log_start_offset, reader.log.state.log_end_offset
     if first < start:
@@ -123,12 +123,12 @@ def plan(
     readers: Mapping[TopicPartition, Reader],
     options: ReadOptions,
 ) -> list[Split]:
-    """Divide the offsets that a query reads into splits, and return these in the order of `wanted`.
+    """Divide the offsets that a query reads into splits, and return the splits in the order of `wanted`.
 
     `wanted` has (partition, first, end) for each range of offsets [first, end) to read. The number and the size of
-    the splits depend on `options`. By default, a split has about 4 to 128 MiB, and the number of splits is near that
-    of the driver's processors if these sizes permit it. Raises `Gone` or `FileNotFoundError` if files are replaced or
-    deleted meanwhile, and `OSError`.
+    the splits depend on `options`. By default, there are about as many splits as the driver has processors, but each
+    split has about 4 to 128 MiB. Raises `OSError`, and `Gone` or `FileNotFoundError` if files are replaced or deleted
+    meanwhile.
     """
 
     def parts_of(split_bytes: int, records: int | None = None) -> list[SplitPart]:
@@ -150,7 +150,7 @@ def plan(
         parts = parts_of(split_bytes)
     most = options.max_records_per_partition
     if most is not None and parts:
-        # As in Kafka's source, a split then has one range of one partition.
+        # With maxRecordsPerPartition, each split has only one range of offsets, as in Kafka's source.
         return [Split([part]) for part in parts_of(split_bytes, most)]
     if options.min_partitions is not None and 0 < len(parts) < options.min_partitions:
         records = sum(
@@ -159,15 +159,15 @@ def plan(
         each = max(-(-records // options.min_partitions), 1)
         return [Split([part]) for part in parts_of(split_bytes, each)]
     groups = [*packed(parts, lambda part: part.segment_split.bytes, split_bytes)]
-    # Parts end at batches, so some exceed `split_bytes`, and there may be fewer groups than `min_partitions`. Divide
-    # the group with the most parts until there are enough groups.
+    # A part ends at the end of a batch, so it may exceed `split_bytes`, and there may be fewer groups than
+    # `min_partitions`. Divide the group with the most parts until there are enough groups.
     while groups and len(groups) < (options.min_partitions or 0):
         largest = max(groups, key=len)
         if len(largest) < 2:
             break
         at = groups.index(largest)
         groups[at : at + 1] = [largest[: len(largest) // 2], largest[len(largest) // 2 :]]
-    # If this list were empty, Spark would call `read` with an input partition of its own, which is no `Split`.
+    # Never return an empty list: Spark would then call `read` with an input partition that is not a `Split`.
     return [Split(group) for group in groups] or [Split([])]
 
 
@@ -189,7 +189,7 @@ def _parts(
             if not tries_left:
                 raise
             if not reader.refresh():
-                # A file is being replaced or removed, and the directory does not show it yet.
+                # A file is just being replaced or removed, but the listing of the directory is still the same.
                 time.sleep(_PAUSE_SECONDS)
     raise AssertionError
 
@@ -197,9 +197,9 @@ def _parts(
 def packed(
     items: Iterable[_Item], size_of: Callable[[_Item], int], limit_bytes: int
 ) -> Iterator[list[_Item]]:
-    """Yield the items in groups of at most `limit_bytes`; an item that is larger is a group of its own.
+    """Yield the items in groups of at most `limit_bytes`. An item that is larger is a group of its own.
 
-    `size_of` returns the bytes of an item. The order is kept, and groups are never empty.
+    `size_of` returns the size of an item in bytes. The order is kept, and groups are never empty.
     """
     group: list[_Item] = []
     total = 0
@@ -214,16 +214,16 @@ def packed(
         yield group
 
 
-# In the tasks.
+# Functions that run in the tasks.
 
 
 def read(
     split: Split, maker: BatchMaker, options: ReadOptions, pushed: PushedFilters | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the records of a split as Arrow batches, in the order of its parts, then of the offsets.
+    """Yield the records of a split as Arrow batches: part by part, and by offset within a part.
 
-    Records whose timestamps do not pass the filters in `pushed` are left out. Raises `DataLoss` for records that have
-    left the log, `Corrupt` for damage, and `NotOnHost` or `OSError`, both with the name of this host.
+    Records whose timestamps do not pass the filters in `pushed` are left out. Raises `DataLoss` for records that were
+    deleted meanwhile, `Corrupt` for damage, and `NotOnHost` or `OSError`, both with the name of this host.
     """
     pushed = pushed or PushedFilters()
     with workers.short_errors(), workers.naming_host():
@@ -242,12 +242,12 @@ def columns(
 ) -> Iterator[Columns]:
     """Yield the records of one part of a split, in the order of their offsets.
 
-    Batches whose timestamps are all earlier than `since_ms` are left out. Raises `DataLoss` for records that have
-    left the log, `Corrupt` for damage, `NotOnHost`, and `OSError`. With failOnDataLoss=false, lost and damaged
-    records are skipped with a warning, but a partition that was moved still raises `DataLoss`.
+    Batches whose timestamps are all earlier than `since_ms` are left out. Raises `DataLoss` for records that were
+    deleted meanwhile, `Corrupt` for damage, `NotOnHost`, and `OSError`. With failOnDataLoss=false, deleted and
+    damaged records are skipped with a warning, but a partition that was moved still raises `DataLoss`.
     """
     try:
-        # This opens the file, so a later rename or removal does not affect the read.
+        # The call opens the file, so the read is not affected if the file is renamed or removed later.
         read = scan_split.read(part.segment_split, since_ms)
     except Gone as gone:
         logger.info("%s; reading its records from the files that the log has now", gone)
@@ -265,9 +265,10 @@ def columns(
 def _columns_again(
     part: SplitPart, gone: Gone, options: ReadOptions, since_ms: int | None
 ) -> Iterator[Columns]:
-    """Yield the records of a part from the current files of the log, because the planned file could not be opened.
+    """Yield the records of a part from the current files of the log, after the planned file could not be opened.
 
-    Compaction may have replaced the file, or retention may have deleted it. `gone` is the error from opening it.
+    Compaction may have replaced the planned file, or retention may have deleted it. `gone` is the error that was
+    raised when it was opened.
     """
     segment_split, fail = part.segment_split, options.fail_on_data_loss
     directory = as_path(segment_split.segment.directory)
@@ -276,9 +277,10 @@ def _columns_again(
         for log_dir in log_dirs_of(options.paths):
             other = as_path(log_dir) / directory.name
             if other != directory and other.is_dir():
-                # The data is not lost, so failOnDataLoss does not apply.
+                # The records are not lost, so fail even with failOnDataLoss=false.
                 raise DataLoss(
-                    f"{directory}: the partition moved to {log_dir} after the query was planned{where}; run it again"
+                    f"{directory}: the partition moved to {log_dir} after the query was planned{where}; run the "
+                    "query again"
                 )
         report_loss(
             f"{directory}: the partition was deleted after the query was planned{where}", fail=fail
@@ -286,7 +288,8 @@ def _columns_again(
         return
     with Store(directory.parent, read_only=True, only=directory.name) as store:
         partition = store[directory.name]
-        # In a bucket, `has_left` proves nothing: the listing may be outdated and still show a deleted segment.
+        # If the log still has the segment, this machine does not see its file. But in a bucket this proves nothing:
+        # an outdated listing may still show a deleted segment.
         if not partition.disk.is_remote and not segment_split.segment.has_left(partition):
             raise NotOnHost.because(gone)
         reader = partition.isolated(options.isolation)
@@ -300,10 +303,11 @@ def _columns_again(
 
 
 def _is_deleted(planned: SegmentDescriptor, gone: Gone) -> bool:
-    """Whether the partition of a planned file has been deleted, recreated or moved away since the query was planned.
+    """Whether the partition of a planned file was deleted, recreated or moved away after the query was planned.
 
-    Raises `NotOnHost` if this machine does not have the planned log directory. If the partition is missing here, also
-    raises it if the log directory's recovery point checkpoint still lists the partition, or cannot be read.
+    Raises `NotOnHost` if this machine does not have the planned log directory. If the partition's directory is
+    missing, also raises `NotOnHost` if the log directory's recovery point checkpoint still lists the partition, or is
+    missing or damaged.
     """
     directory = as_path(planned.directory)
     log_dir = directory.parent
@@ -315,7 +319,8 @@ def _is_deleted(planned: SegmentDescriptor, gone: Gone) -> bool:
         raise NotOnHost.because(gone)
     if identity is not None:
         return True
-    # The partition is missing here. If logfs or Kafka has deleted it, it has no entry in this checkpoint either.
+    # The directory of the partition is missing. If logfs or Kafka has deleted the partition, it has no entry in this
+    # checkpoint.
     try:
         known = checkpoint.parse_offsets(disk.read_file(log_dir / RECOVERY_POINTS))
     except (FileNotFoundError, Corrupt):

@@ -1,6 +1,7 @@
 """The reader of streaming queries: `spark.readStream.format("logfs")`.
 
-Offsets have the JSON form that Kafka's source writes to checkpoints. Read limits set the size of micro-batches.
+The offsets in checkpoints have the same JSON form as those of Spark's Kafka source. Options limit the size of
+micro-batches.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from logfs.spark.splits import Split
     from logfs.spark.topics import Offsets, OffsetsJson, TopicSnapshot
 
-# How many times a missing partition is looked up again, and the pause before each lookup.
+# How many times missing partitions are looked up again, and the pause before each lookup.
 _LOOKS = 10
 _LOOK_SECONDS = 0.1
 
@@ -56,9 +57,9 @@ _LOOK_SECONDS = 0.1
 def share(backlog: Mapping[TopicPartition, int], limit: int) -> dict[TopicPartition, int]:
     """Divide a limit among the partitions in proportion to their backlogs, and return the share of each.
 
-    The limit and the backlogs have the same unit: offsets or bytes. If the limit covers all backlogs, each share is
-    the whole backlog. As in Kafka's source, a share between zero and one is rounded up to one, so that a small
-    partition does not starve.
+    The limit and the backlogs have the same unit: offsets or bytes. If the limit is at least the sum of the backlogs,
+    each share is the whole backlog. As in Kafka's source, a share between zero and one is rounded up to one, so that
+    a small partition does not starve.
     """
     total = sum(backlog.values())
     if total <= limit:
@@ -71,7 +72,7 @@ def share(backlog: Mapping[TopicPartition, int], limit: int) -> dict[TopicPartit
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The reader of one streaming query. Spark keeps it for as long as the query runs, and sends copies to tasks."""
+    """The reader of one streaming query. Spark keeps it while the query runs, and sends copies of it to the tasks."""
 
     def __init__(self, schema: StructType, options: ReadOptions) -> None:
         check_schema(schema)
@@ -80,14 +81,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._topics: Topics | None = None
         # The offsets at which a query with Trigger.AvailableNow ends.
         self._target: Offsets | None = None
-        # The time (`time.monotonic`) when `latestOffset` last decided not to wait for minOffsetsPerTrigger.
+        # The time (`time.monotonic`) when `latestOffset` last returned new end offsets. maxTriggerDelay counts from
+        # it.
         self._triggered: float | None = None
-        # Partitions that were deleted and recreated under the same name. They stay here for as long as the offsets of
-        # the query name the deleted partitions.
+        # Partitions that were deleted and recreated under the same name. They are in this set, and are not read,
+        # while the query's offsets still have the deleted partitions.
         self._remade: set[TopicPartition] = set()
         # The partitions that were missing in the last call of `_report_gone`.
         self._lost: frozenset[TopicPartition] = frozenset()
-        # The messages of the losses that were logged.
+        # The messages of losses that were logged: each is logged once.
         self._reported: set[str] = set()
         self._position: GroupPosition | None = None
         if options.group is not None:
@@ -96,7 +98,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_topics": None, "_position": None}
 
-    # Offsets.
+    # Methods that determine offsets.
 
     def _look(self) -> TopicSnapshot:
         if self._topics is None:
@@ -108,7 +110,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return look
 
     def _report(self, message: str, **words: str) -> None:
-        """Report a loss as the option failOnDataLoss requires: raise `DataLoss`, or log a warning once."""
+        """Report a loss: raise `DataLoss`, or log a warning once if the option failOnDataLoss is false."""
         if message not in self._reported:
             splits.report_loss(message, fail=self.options.fail_on_data_loss, **words)
             self._reported.add(message)
@@ -117,9 +119,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> OffsetsJson:
         """Return the offsets at which a new query begins.
 
-        Spark calls this again if the query failed before its first micro-batch was committed. With the option
-        `initialOffsetsPath`, the result of the first call is stored in that file, and later calls return it. Raises
-        `ValueError`, `LogfsError`, `OSError`.
+        Spark calls this again if the query failed before its first micro-batch was committed. If the option
+        `initialOffsetsPath` is given, the first call stores the offsets in this file, and later calls return those in
+        the file. Raises `ValueError`, `LogfsError`, `OSError`.
         """
         path = self.options.initial_offsets_path
         if path is not None and os.path.exists(path):
@@ -136,10 +138,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return offsets if path is None else _kept(Path(path), offsets)
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return the limit that the options set for the size of a micro-batch, as a `ReadLimit` of Spark.
+        """Return the option that limits the size of micro-batches as Spark's `ReadLimit`.
 
-        If the options set several limits, this returns the first of: maximum of offsets, maximum of bytes, minimum of
-        offsets. `latestOffset` applies all of them.
+        If several limits are given, return the first of maxOffsetsPerTrigger, maxBytesPerTrigger and
+        minOffsetsPerTrigger. `latestOffset` applies all of them nevertheless.
         """
         options = self.options
         if options.max_offsets_per_trigger is not None:
@@ -154,11 +156,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(
         self, start: Mapping[str, Any] | None = None, limit: ReadLimit | None = None
     ) -> OffsetsJson:
-        """Return the offsets at which the next micro-batch ends; it begins at the offsets `start`.
+        """Return the offsets at which the next micro-batch ends. It begins at the offsets `start`.
 
-        No offset advances if there is nothing to read, or too little yet for minOffsetsPerTrigger. The limits in the
-        options do not apply if `start` is None or `limit` is `ReadAllAvailable`. Spark calls this at every trigger,
-        so losses are noticed even without new data. Raises `DataLoss`, `ValueError`, `LogfsError`, `OSError`.
+        If there is nothing to read, or too little for minOffsetsPerTrigger, the micro-batch is empty. The limits in
+        the options do not apply if `start` is None or `limit` is `ReadAllAvailable`. Spark calls this at every
+        trigger, so losses are noticed even if there are no new records. Raises `DataLoss`, `ValueError`,
+        `LogfsError`, `OSError`.
         """
         known = {} if start is None else start
         look = self._settled_look(from_json(known))
@@ -167,7 +170,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         readers = {name: look.readers[name] for name in begins}
         ends = {name: reader.log_end_offset for name, reader in readers.items()}
         if self._target is not None:
-            # A partition without a target was created after `prepareForTriggerAvailableNow`. The next run reads it.
+            # A partition without a target was created after `prepareForTriggerAvailableNow`. Leave it to the next run
+            # of the query.
             ends = {
                 name: min(end, self._target[name]) if name in self._target else begins[name]
                 for name, end in ends.items()
@@ -176,8 +180,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return to_json(ends, topic_ids)
         backlog = {name: max(ends[name] - begins[name], 0) for name in ends}
         if self._position is not None:
-            # The query has processed all records before `start`. They are committed for the group here, because with
-            # Trigger.AvailableNow Spark ends this process after the last call, without calling `commit` or `stop`.
+            # The query has processed all records before `start`, so commit these offsets for the group. The method
+            # `commit` cannot do this: at the end of Trigger.AvailableNow, Spark ends this process without calling it.
             self._position.note(from_json(start), is_last=not any(backlog.values()))
         if isinstance(limit, ReadAllAvailable):
             return to_json(ends, topic_ids)
@@ -187,10 +191,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_json(self._limited(begins, ends, backlog, readers), topic_ids)
 
     def _settled_look(self, known: Offsets) -> TopicSnapshot:
-        """Return a snapshot, after a wait for partitions that are moving to another log directory.
+        """Return a snapshot of the partitions. If some are missing, wait: they may be moving between log directories.
 
-        Such a partition is missing for a moment. If a partition of `known` is missing that was not missing at the
-        last check, the wait lasts until it is back, or up to one second.
+        While a partition is moved, it is missing for a moment. If a partition in `known` is missing that was not
+        missing at the last check, wait until it is back, but at most for one second.
         """
         look = self._look()
         for _ in range(_LOOKS):
@@ -203,19 +207,25 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _begins(
         self, start: Mapping[str, Any], look: TopicSnapshot
     ) -> tuple[Offsets, dict[str, str]]:
-        """Return the offset from which each existing partition is read after `start`, and the ids of the topics.
+        """Return the offsets at which the next micro-batch begins in the existing partitions, and the topic ids.
 
-        A new partition begins at its log start offset. The partitions of a topic that was deleted and recreated begin
-        there, too, and the topic is reported as a loss. A deleted partition is a loss, too, and has no offset in the
-        result. A partition that is created later under the same name is new. A partition whose log ends before its
-        offset in `start` is read from the log end, and reported as a loss. Raises `DataLoss`.
+        `start` are the offsets at which the previous micro-batch ended. The next one begins there, except in these
+        cases:
+
+        - A partition that is not in `start` is new, and is read from its log start offset.
+        - If a topic was deleted and recreated, its partitions are read from the log start offset. This is a loss.
+        - A deleted partition has no offset in the result. This is a loss. If it is created again later, it is new.
+        - If the log ends below the offset in `start`, the partition is read from its log end. This is a loss.
+
+        Raises `DataLoss` for a loss if failOnDataLoss is true.
         """
         known, known_ids = from_json(start), topic_ids_from_json(start)
         now_ids = look.ids_by_topic()
         replaced = _changed(known_ids, now_ids)
         for topic in sorted(replaced & {name.topic for name in known}):
             self._report_replaced(topic, known_ids[topic], now_ids[topic])
-        # Partitions in `_remade` are not read. Those of a replaced topic leave the set: they are read as new ones.
+        # Partitions in `_remade` are not read. Remove those whose topic was replaced: they are read as new
+        # partitions.
         self._remade = {
             name for name in self._remade if name.topic not in replaced and name in known
         }
@@ -237,7 +247,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _readable(
         self, look: TopicSnapshot, topic_ids: Mapping[str, str]
     ) -> dict[TopicPartition, Reader]:
-        """Return the existing partitions that the query may read now.
+        """Return the existing partitions that the query may read now. `topic_ids` are the ids that the query knows.
 
         Recreated partitions (`_remade`) are left out. While a topic that the query knows is being recreated, its
         partitions with the new topic id are left out, too.
@@ -247,8 +257,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             name: reader
             for name, reader in look.readers.items()
             if name not in self._remade
-            # While a topic is being recreated, some of its partitions have the old id and some the new one. Then only
-            # the partitions with the id in `topic_ids`, or without an id, are readable.
+            # While a topic is being recreated, some of its partitions have the old id and others the new id. Then
+            # leave out the partitions whose id is not the one in `topic_ids`.
             and (
                 name.topic in agreed
                 or look.topic_ids.get(name) in (None, topic_ids.get(name.topic))
@@ -270,9 +280,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._report(f"{name.directory} is no longer in the log directories{why}")
 
     def _check_selected(self, look: TopicSnapshot, start: Mapping[str, Any]) -> None:
-        """Raise `ValueError` for a topic or partition that the options name and that does not exist.
+        """Raise `ValueError` if the options name a topic or partition that does not exist.
 
-        With failOnDataLoss=false, topics that the query has read before may be missing.
+        If failOnDataLoss is false, topics that the query has read before may be missing.
         """
         assert self._topics is not None, "there was a look"
         seen: set[str] = set()
@@ -281,10 +291,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._topics.check_selected(look.readers, may_miss=seen)
 
     def _is_too_little(self, backlog: int) -> bool:
-        """Whether the backlog is too small for a micro-batch, so that the trigger waits for more offsets.
+        """Whether the query must wait for more records: `backlog` (offsets) is less than minOffsetsPerTrigger.
 
-        The trigger waits up to maxTriggerDelay. As in Kafka's source, the first micro-batch never waits, and the last
-        one of Trigger.AvailableNow may wait.
+        It waits for at most maxTriggerDelay. As in Kafka's source, the first micro-batch never waits, and the last
+        micro-batch of Trigger.AvailableNow may wait.
         """
         least = self.options.min_offsets_per_trigger
         if least is None or self._triggered is None or backlog >= least:
@@ -322,18 +332,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @short_errors()
     def prepareForTriggerAvailableNow(self) -> None:
-        """Fix the current log end offsets as the offsets at which the query ends."""
+        """Let the query end at the current log end offsets. Spark calls this at the start of Trigger.AvailableNow."""
         readers = self._look().readers
         self._target = {name: reader.log_end_offset for name, reader in readers.items()}
 
     @short_errors()
     def reportLatestOffset(self) -> OffsetsJson:
-        """Return the log end offsets. Spark puts them into progress events, to show how far the query is behind."""
+        """Return the log end offsets for Spark's progress events, which show how far the query is behind them."""
         look = self._look()
         ends = {name: reader.log_end_offset for name, reader in look.readers.items()}
         return to_json(ends, look.ids_by_topic())
 
-    # Reading.
+    # Methods that plan and read a micro-batch.
 
     @short_errors()
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[Split]:
@@ -348,7 +358,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for topic in sorted(replaced & {name.topic for name in known}):
             self._report_replaced(topic, start_ids[topic], end_ids[topic])
         known = {name: offset for name, offset in known.items() if name.topic not in replaced}
-        # If a topic was recreated after the micro-batch was planned, no record of the planned topic is left to read.
+        # If a topic was recreated after the end of the micro-batch was set, its old records can no longer be read.
         now_ids = look.ids_by_topic()
         over = _changed(end_ids, now_ids)
         for topic in sorted(over & {name.topic for name in ends}):
@@ -362,8 +372,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._report_gone({name for name in gone if name.topic not in over}, look)
         begins = {name: known.get(name, readers[name].log_start_offset) for name in readers}
         for name in (ends.keys() & readers.keys()) - known.keys():
-            # As in Kafka's source: a query that saw the partition earlier would have read these offsets, so their
-            # absence is a loss.
+            # The partition was created after the previous micro-batch, so the query should have read it from offset
+            # 0. As in Kafka's source, the deleted offsets are a loss.
             if begins[name]:
                 self._report(
                     f"{name.directory} is new to the query, but its offsets 0 to {begins[name] - 1} were deleted"
@@ -383,15 +393,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return splits.plan(wanted, readers, self.options)
 
     def read(self, partition: Split) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
-        """Return the records of a split as Arrow batches, in the order of partitions and offsets.
+        """In a task: return the records of a split as Arrow batches, in the order of the split's parts.
 
-        Raises `DataLoss` for records that have left the log, `Corrupt` for damage, `NotOnHost` if this machine does
-        not have the planned files, and `OSError`.
+        Raises `DataLoss` for records that were deleted meanwhile, `Corrupt` for damage, `NotOnHost` if this machine
+        does not have the planned files, and `OSError`.
         """
         return splits.read(partition, BatchMaker(arrow_schema(self.schema)), self.options)
 
     def commit(self, end: Mapping[str, Any]) -> None:
-        """Do nothing: Spark keeps the offsets in its checkpoint, and `latestOffset` commits them for a group."""
+        """Do nothing: Spark keeps the offsets in its checkpoint, and `latestOffset` commits them for the group."""
 
     def stop(self) -> None:
         """Close the log directories and their files."""
@@ -401,9 +411,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class RefusedStream(DataSourceStreamReader):
-    """The reader of a query with a wrong option or schema: each call raises `error`.
+    """The reader of a query with a wrong option or schema: each call of a method raises `error`.
 
-    Spark 4.3 shows an error of these calls, but hides an error that `LogfsDataSource.streamReader` raises.
+    `LogfsDataSource.streamReader` returns this object instead of raising the error, because Spark 4.3 would hide an
+    error that it raises. Spark shows errors of the reader's methods.
     """
 
     def __init__(self, error: ValueError) -> None:
@@ -411,35 +422,35 @@ class RefusedStream(DataSourceStreamReader):
 
     @short_errors()
     def initialOffset(self) -> OffsetsJson:
-        """Raise the error that the reader was made with."""
+        """Raise `error`, with which this object was created."""
         raise self._error
 
     @short_errors()
     def latestOffset(
         self, start: Mapping[str, Any] | None = None, limit: ReadLimit | None = None
     ) -> OffsetsJson:
-        """Raise the error that the reader was made with."""
+        """Raise `error`, with which this object was created."""
         raise self._error
 
     @short_errors()
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[Split]:
-        """Raise the error that the reader was made with."""
+        """Raise `error`, with which this object was created."""
         raise self._error
 
     def read(self, partition: Split) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
-        """Raise the error that the reader was made with."""
+        """Raise `error`, with which this object was created."""
         raise self._error
 
 
 def _changed(before: Mapping[str, str], now: Mapping[str, str]) -> set[str]:
-    """Return the topics whose id has changed. A topic that lacks an id in either map does not count as changed."""
+    """Return the topics whose id has changed. A topic that has an id in only one of the maps has not changed."""
     return {topic for topic, topic_id in before.items() if now.get(topic, topic_id) != topic_id}
 
 
 def _kept(path: Path, offsets: OffsetsJson) -> OffsetsJson:
-    """Store `offsets` in the file unless it exists, and return the offsets in the file.
+    """Store `offsets` in the file `path`, unless the file exists, and return the offsets in the file.
 
-    If another process creates the file first, its offsets are returned.
+    If another process creates the file at the same time, both processes return the same offsets.
     """
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     with temporary.open("w") as file:
@@ -460,7 +471,7 @@ _MEASURED_BYTES = 1 << 30
 
 
 def _bytes_between(reader: Reader, first: int, end: int) -> int:
-    """Return the approximate number of .log bytes that hold the offsets [first, end), by the offset indexes."""
+    """Return the approximate size of the offsets [first, end) in the .log files, computed from the offset indexes."""
     found = scan_split.plan(
         reader, max(first, reader.log_start_offset), end, split_bytes=_MEASURED_BYTES
     )
@@ -468,9 +479,9 @@ def _bytes_between(reader: Reader, first: int, end: int) -> int:
 
 
 def _offset_after(reader: Reader, first: int, end: int, size: int) -> int:
-    """Return an offset X such that the offsets [first, X) take about `size` bytes of .log. X is above `first`.
+    """Return an offset X above `first` such that the offsets [first, X) take about `size` bytes in the .log files.
 
-    X is `end` if the offsets [first, end) take fewer bytes.
+    If the offsets [first, end) take fewer bytes, X is about `end`.
     """
     found = scan_split.plan(
         reader, max(first, reader.log_start_offset), end, split_bytes=max(size, 1)

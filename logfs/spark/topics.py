@@ -1,4 +1,4 @@
-"""The partitions of a read: opened read-only, selected by name, with the offsets where reading starts and ends."""
+"""Opens the partitions of a read, selected by name, and finds the offsets at which the read begins and ends."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ if TYPE_CHECKING:
     from logfs.log.read.reader import Reader
     from logfs.spark.options import Limit, ReadOptions
 
-    # Offsets as in Spark's checkpoints, with an additional entry for the id of each topic. For example
-    # {"orders": {"0": 23}, "orders#ABEiM0RVZneImaq7zN3u_w": {}}.
+    # Offsets in the form in which Spark's checkpoints have them, with an additional entry for the id of each topic,
+    # such as {"orders": {"0": 23}, "orders#ABEiM0RVZneImaq7zN3u_w": {}}.
     OffsetsJson = dict[str, dict[str, int]]
     Offsets = dict[TopicPartition, int]
 
 
 Plan = TypeVar("Plan")
 
-# Separates a topic from its id. Names of topics cannot contain it.
+# The character between a topic and its id. The names of topics cannot contain it.
 _ID_MARK = "#"
 
 
 def to_json(
     offsets: Mapping[TopicPartition, int], topic_ids: Mapping[str, str] | None = None
 ) -> OffsetsJson:
-    """Return offsets and topic ids in the JSON form of a checkpoint of Kafka's source, sorted by name and number.
+    """Return offsets and topic ids in the form that Kafka's source uses in checkpoints, sorted by partition.
 
-    `topic_ids` maps topics to their ids. An id becomes the entry "topic#id" without partitions. Kafka's source reads
-    such an entry as a topic without offsets, and ignores it. The options startingOffsets and endingOffsets of both
-    sources ignore it, too.
+    `topic_ids` maps topics to their ids. Each id becomes an entry "topic#id" without partitions. Kafka's source takes
+    such an entry for a topic without offsets, and ignores it. So do the options startingOffsets and endingOffsets of
+    both sources.
     """
     found: OffsetsJson = {}
     for name, offset in sorted(offsets.items()):
@@ -53,7 +53,7 @@ def to_json(
 
 
 def from_json(offsets: Mapping[str, Mapping[str, Any]]) -> Offsets:
-    """Return the offset of each partition in a checkpoint, whose form is {topic: {partition number: offset}}."""
+    """Return the offset of each partition in offsets of a checkpoint: {topic: {partition number: offset}}."""
     return {
         TopicPartition(topic, int(number)): int(offset)
         for topic, each in offsets.items()
@@ -62,9 +62,9 @@ def from_json(offsets: Mapping[str, Mapping[str, Any]]) -> Offsets:
 
 
 def topic_ids_from_json(offsets: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Return the id of each topic in a checkpoint, from its entries "topic#id".
+    """Return the id of each topic in offsets of a checkpoint, from the entries "topic#id".
 
-    A checkpoint that Kafka's source or logfs 0.1 wrote has no ids.
+    A checkpoint that was written by Kafka's source or logfs 0.1 has no ids.
     """
     found = {}
     for name in offsets:
@@ -83,8 +83,8 @@ def describe(found: Iterable[Any]) -> str:
 class TopicSnapshot:
     """The partitions that the options of a read select, as they were at one moment.
 
-    `topic_ids` are the ids in the partition.metadata files (kafka-storage 1.5), for the partitions that have one.
-    `recreated` are the partitions whose directory was replaced since the previous snapshot.
+    `topic_ids` are the topic ids in the partition.metadata files (kafka-storage 1.5); partitions without such a file
+    are left out. `recreated` are the partitions whose directory has been replaced since the previous snapshot.
     """
 
     readers: dict[TopicPartition, Reader]
@@ -92,7 +92,7 @@ class TopicSnapshot:
     recreated: frozenset[TopicPartition]
 
     def ids_by_topic(self) -> dict[str, str]:
-        """Return the id of each topic whose partitions have the same id; partitions without an id do not count."""
+        """Return the id of each topic, except topics whose partitions have different ids or no ids."""
         found: dict[str, set[str]] = {}
         for name, topic_id in self.topic_ids.items():
             found.setdefault(name.topic, set()).add(topic_id)
@@ -100,9 +100,9 @@ class TopicSnapshot:
 
 
 class Topics:
-    """The selected partitions in the log directories of a read.
+    """The log directories of a read, and the partitions in them that the options select.
 
-    Close the object after use. Call `refresh` before `look` to see changes.
+    The caller must close the object after use. To see changes, call `refresh` before `look`.
     """
 
     def __init__(self, options: ReadOptions) -> None:
@@ -117,13 +117,14 @@ class Topics:
         self._identities: dict[Path, int] = {}
         # The topic id by partition directory and identity.
         self._ids: dict[tuple[Path, int], str] = {}
-        # The key and the result of the last call of `plan` in `planned`.
+        # The key and the result of the last plan that `planned` has made.
         self._planned: tuple[object, object] | None = None
 
     def planned(self, key: object, plan: Callable[[], Plan]) -> Plan:
-        """Return `plan()`, or the result of the last call if its `key` was equal.
+        """Return `plan()`, or the result of the previous call of this method if it had the same `key`.
 
-        `opened` reuses a `Topics` only while its partitions have not changed, so the result is still valid.
+        The previous result is still valid, because `opened` reuses a `Topics` only if its partitions have not
+        changed.
         """
         last = self._planned
         if last is None or last[0] != key:
@@ -140,9 +141,9 @@ class Topics:
             partition.close()
 
     def refresh(self) -> None:
-        """Update the partitions with all that was appended, deleted or created since the last refresh.
+        """Update the partitions: notice all that was appended, deleted or created since the last refresh.
 
-        Raises `InvalidStore` if a log directory no longer exists or another one is in its place, and `OSError`.
+        Raises `InvalidStore` if a log directory no longer exists or was replaced by another directory, and `OSError`.
         """
         for path, identity in self._log_dirs.items():
             try:
@@ -160,7 +161,7 @@ class Topics:
     def look(self) -> TopicSnapshot:
         """Return a snapshot of the selected partitions that exist.
 
-        Raises the error that keeps a selected partition offline, and `OSError`.
+        Raises `OSError` and, for a selected partition that is offline, the error that keeps it offline.
         """
         readers, ids, recreated = self._present(), {}, set()
         identities: dict[Path, int] = {}
@@ -169,7 +170,7 @@ class Topics:
             try:
                 identity = self.store.disk.stat(directory, follow=True).identity
             except FileNotFoundError:
-                # The directory is being deleted or moved. The next look shows the result.
+                # The directory is being deleted or moved. Leave it to the next call.
                 continue
             identities[directory] = identity
             if self._identities.get(directory, identity) != identity:
@@ -197,10 +198,10 @@ class Topics:
             return False
 
     def readers(self) -> dict[TopicPartition, Reader]:
-        """Return a reader for each selected partition, sorted by partition, with the isolation level in the options.
+        """Return a reader for each selected partition, sorted by partition, with the isolation level of the options.
 
-        Raises `ValueError` for a partition or topic that the options name and that does not exist, and the error that
-        keeps a partition offline.
+        Raises `ValueError` if the options name a partition or topic that does not exist and, for a selected partition
+        that is offline, the error that keeps it offline.
         """
         found = self._present()
         self.check_selected(found)
@@ -209,9 +210,9 @@ class Topics:
     def check_selected(
         self, found: Iterable[TopicPartition], *, may_miss: Iterable[str] = ()
     ) -> None:
-        """Raise `ValueError` for a partition or topic that the options name and that is not in `found`.
+        """Raise `ValueError` if the options name a partition or topic that is not in `found`.
 
-        The topics in `may_miss` may be missing.
+        The topics in `may_miss` are allowed to be missing.
         """
         selection, here, passed = self._options.selection, set(found), set(may_miss)
         missing = [
@@ -234,18 +235,19 @@ class Topics:
         return dict(sorted(found.items()))
 
 
-# In a Spark process that plans queries: the key and the topics of the last plan.
+# In a Spark process that plans queries: the key and the `Topics` of the last planned query, for the next query.
 _last: tuple[object, Topics] | None = None
 
 
 @contextmanager
 def opened(options: ReadOptions) -> Iterator[Topics]:
-    """Yield the topics that the options select, as they are now, to plan one batch query.
+    """Yield the `Topics` for the options, in their current state, to plan one batch query.
 
     Spark plans all queries of a session in one process. Opening a partition takes a millisecond; checking that it has
-    not changed takes a fraction of that. So the process keeps the `Topics` of its last plan, with the files closed.
-    The next query uses it if log directories, selection and isolation level are equal and no partition has changed.
-    `Topics.planned` also keeps the plan, for a query whose other options and filters are equal, too.
+    not changed takes a fraction of that. So the process keeps the `Topics` of the last query, with its files closed.
+    The next query uses it again if it has the same log directories, selection and isolation level, and if no
+    partition has changed. If the query also has the same other options and filters, `Topics.planned` returns the last
+    plan.
     """
     global _last
     key = (tuple(map(str, log_dirs_of(options.paths))), options.selection, options.isolation)
@@ -264,7 +266,7 @@ def opened(options: ReadOptions) -> Iterator[Topics]:
 
 
 def _take_last(key: object) -> Topics | None:
-    """Return the topics of the last plan if they had the key `key` and are unchanged; else close them."""
+    """Return the `Topics` kept from the last query if it has the key `key` and has not changed; else close it."""
     global _last
     last, _last = _last, None
     if last is not None and last[0] == key and _is_unchanged(last[1]):
@@ -278,17 +280,18 @@ def _is_unchanged(topics: Topics) -> bool:
     try:
         return topics.store.is_unchanged()
     except OSError:
-        # If the error persists, it is raised when the partitions are opened again.
+        # The partitions are opened again, which raises the error if it persists.
         return False
 
 
 def resolve(
     limit: Limit, readers: Mapping[TopicPartition, Reader], *, latest_if_no_match: bool
 ) -> Offsets:
-    """Return the offset that a limit stands for in each partition of `readers`.
+    """Convert the start or the end of a read to an offset for each partition in `readers`.
 
-    A timestamp later than all records stands for the log end offset if `latest_if_no_match` is true, else it raises
-    `ValueError`. A limit by partition raises `ValueError` unless its partitions are exactly those of `readers`.
+    A timestamp later than all records becomes the log end offset if `latest_if_no_match` is true, else it raises
+    `ValueError`. Also raises `ValueError` if `limit` has offsets or timestamps by partition, but not for exactly the
+    partitions in `readers`.
     """
     if limit.kind is PositionKind.EARLIEST:
         return {name: reader.log_start_offset for name, reader in readers.items()}
@@ -318,8 +321,8 @@ def resolve(
 def _at_time(
     name: TopicPartition, reader: Reader, timestamp: int, *, latest_if_no_match: bool
 ) -> int:
-    # Kafka searches only the first segment whose largest timestamp is late enough, and finds nothing if compaction
-    # has removed the record of that timestamp. With `shown`, later segments are searched, too.
+    # Kafka searches only the first segment whose largest timestamp is late enough. It finds nothing if compaction has
+    # removed the record with this timestamp. With `shown`, later segments are searched, too.
     found = reader.offset_for_time(max(timestamp, 0), shown=True)
     if found is not None:
         return min(found.offset, reader.log_end_offset)

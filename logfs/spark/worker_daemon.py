@@ -1,7 +1,7 @@
-"""A daemon that forks Python workers as Spark's does, but prints no tracebacks for connections that Spark closed.
+"""A daemon that forks Spark's Python workers and, unlike Spark's own, prints no tracebacks for closed connections.
 
-In a local session that `logfs.spark.session` made, Spark runs this module in place of `pyspark.daemon`. A process
-that forks workers must not have threads. numpy and pyarrow start threads, so this module must not import them.
+In a local session from `logfs.spark.session`, Spark runs this module in place of `pyspark.daemon`. A process that
+forks workers must not have threads. numpy and pyarrow start threads, so this module must not import them.
 """
 
 from __future__ import annotations

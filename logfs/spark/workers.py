@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 
-# The module that forks the workers, in place of `pyspark.daemon`, in a local session that `logfs.spark.session` made.
+# The module that forks the workers, in place of `pyspark.daemon`, in a local session from `logfs.spark.session`.
 WORKER_DAEMON = "logfs.spark.worker_daemon"
 
 
@@ -32,7 +32,7 @@ class NotOnHost(LogfsError):
 
     @classmethod
     def because(cls, reason: object, host_name: str | None = None) -> NotOnHost:
-        """Return the error for a host, by default this one. `reason` names a file and what is wrong with it."""
+        """Return the error for a host, by default this one. `reason` is a file, and how it differs on this host."""
         return cls(
             f"host {host_name or host()}: {reason}, unlike on the driver: mount the same files under the same path "
             "on this host, or find out what removed them"
@@ -43,9 +43,9 @@ class NotOnHost(LogfsError):
 def short_errors() -> Iterator[None]:
     """In a worker: make Spark show a `LogfsError`, `ValueError` or `OSError` by its message, without a traceback.
 
-    Use it as a context manager or as a decorator. Spark formats the error after it has left the context, and then
-    ends this process, so the environment variable that is set here affects no other error. A batch query shows whole
-    tracebacks if its user has set spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled=false.
+    Use it as a context manager or as a decorator. It sets an environment variable, which affects only this error:
+    Spark formats the error outside of the context, and then ends this process. In a batch query, tracebacks are shown
+    nevertheless if the setting spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled is false.
     """
     try:
         yield
@@ -62,14 +62,15 @@ def is_worker() -> bool:
 
 
 def _main_module() -> str:
-    """Return the name of the main module: in Spark's workers, a module of pyspark or `WORKER_DAEMON`."""
+    """Return the name of this process's main module: in Spark's workers, a module of pyspark or `WORKER_DAEMON`."""
     spec = sys.modules["__main__"].__spec__
     return "" if spec is None else spec.name
 
 
 def check_python(executable: str) -> None:
-    """In the driver: raise `LogfsError` unless the Python `executable` of the workers can import what they need."""
-    # Virtual environments may link to the same interpreter, so the directories must be equal, too.
+    """In the driver: raise `LogfsError` unless the workers' Python runs and has logfs, numpy and pyarrow."""
+    # Nothing needs to be checked if the workers run this Python. Two virtual environments may link to the same
+    # interpreter, so the directories must be equal, too.
     ours, found = Path(sys.executable), shutil.which(executable)
     if found is not None and Path(found).parent == ours.parent and Path(found).samefile(ours):
         return
@@ -96,8 +97,8 @@ _PYTHON = (
 def hide_broken_pipes(daemon: ModuleType) -> None:
     """Keep this process and its forks from printing tracebacks of writes to connections that Spark has closed.
 
-    Spark closes the connection of a worker when a query needs no more rows, as with `show()` and LIMIT. The worker
-    then ends, and the module `daemon` prints the error that has ended it; no setting of Spark changes that.
+    Spark closes the connection to a worker when a query needs no more rows, as with `show()` and LIMIT. This ends the
+    worker with an error, which `daemon` (Spark's daemon module) prints. No setting of Spark prevents this.
     """
 
     def unless_broken(output: Callable[..., None]) -> Callable[..., None]:
@@ -115,10 +116,10 @@ def hide_broken_pipes(daemon: ModuleType) -> None:
 def freeze_loaded_objects(kind: str) -> None:
     """At the end of a task: exempt all objects that exist in this process from garbage collection.
 
-    `kind` names the kind of task, such as "read"; only the first call for a kind does anything. The first task of
-    a kind has loaded the objects that later ones need. The process keeps them, so the collector need not scan them.
-    Spark collects garbage after each task, and a scan of all objects of numba takes longer than reading 100 MB.
-    Outside of a task the function does nothing.
+    The process keeps what the first task of a kind has loaded, so the collector need not scan it again. Spark
+    collects garbage after each task, and a scan of all objects of numba takes longer than reading 100 MB. `kind` is
+    the kind of task, such as "read"; only the first call for a kind has an effect. Outside of a task the function
+    does nothing.
     """
     if TaskContext.get() is not None:
         gc.collect()
@@ -126,13 +127,13 @@ def freeze_loaded_objects(kind: str) -> None:
 
 
 def host() -> str:
-    """Return the name of this machine, for errors that depend on the machine."""
+    """Return the name of this machine, for the messages of errors."""
     return socket.gethostname()
 
 
 @contextmanager
 def naming_path(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Add `path` to an `OSError` that is raised in the context and names no file, such as that of a full disk."""
+    """Add `path` to an `OSError` raised in the context, if the error names no file, like the one for a full disk."""
     try:
         yield
     except OSError as error:
@@ -143,7 +144,7 @@ def naming_path(path: str | os.PathLike[str]) -> Iterator[None]:
 
 @contextmanager
 def naming_host() -> Iterator[None]:
-    """Add the name of this host to an `OSError` raised in the context: the same path may differ between machines."""
+    """Add the name of this host to an `OSError` raised in the context: a path may not exist on every machine."""
     try:
         yield
     except OSError as error:
@@ -158,7 +159,7 @@ def located(error: OSError) -> OSError:
     return OSError(error.errno, text, error.filename, None, error.filename2)
 
 
-# The condition is true in a worker that Spark's own daemon has forked. Such a worker imports this module with the
-# first function of logfs that it gets.
+# If Spark's own daemon has forked this worker, its main module is one of pyspark's. Then the tracebacks are hidden
+# from here on: the worker imports this module together with the first function of logfs that it must run.
 if _main_module().startswith("pyspark."):
     hide_broken_pipes(sys.modules["__main__"])

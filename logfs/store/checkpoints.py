@@ -22,11 +22,11 @@ class Checkpoints:
 
     def __init__(self, registry: PartitionRegistry) -> None:
         self._registry = registry
-        # By partition: the target log directory of a move that only the next opening can finish.
+        # The moves that only the next opening of the store can finish: the target directory by partition name.
         self.unfinished: dict[str, LogDir] = {}
 
     def write(self) -> None:
-        """Write the recovery points, log start offsets and high watermarks of all log directories that work.
+        """Write the recovery points, log start offsets and high watermarks to each log directory that works.
 
         If one directory cannot be written, the others are written before the error is raised.
         """
@@ -37,18 +37,19 @@ class Checkpoints:
         errors.throw()
 
     def write_one(self, log_dir: LogDir, *coming: Partition) -> None:
-        # Take one snapshot: a partition loaded between this loop and the last one would otherwise lose its entries.
+        # Use one copy of the mapping: a partition that is loaded between here and the last loop would otherwise be
+        # skipped in both places, and lose its entries.
         loaded = dict(self._registry.partitions)
         here = [p for n, p in loaded.items() if self._registry.homes[n] is log_dir]
         here += coming
-        # The copies of unfinished moves need entries here: each becomes the partition at the next opening.
+        # In the target of an unfinished move, the copy needs entries: it becomes the partition at the next opening.
         copies = [name for name, home in self.unfinished.copy().items() if home is log_dir]
         here += [loaded[name] for name in copies if name in loaded]
         points = {partition.name: partition.recovery_point for partition in here}
         starts = {
             partition.name: partition.log_start_offset
             for partition in here
-            # Always written for a tiered log: its local segments may be deleted while its start stays.
+            # A tiered log always has an entry: its local segments may be deleted while its log start stays.
             if partition.config.remote_storage_enable
             or partition.log_start_offset != partition.local_start_offset
         }

@@ -1,8 +1,8 @@
 """The committed offsets of consumer groups, without the rest of Kafka's group coordinator (members, rebalances).
 
 As in Kafka, committed offsets are records in the partitions of the topic `__consumer_offsets` (kafka-storage 12), but
-they never expire. These partitions are read once, and later calls read only their new records. So a read-only store
-beside a broker sees the offsets that the broker's consumers commit.
+they never expire. These partitions are read completely at the first call; later calls read only the new records. So a
+read-only store beside a broker sees the offsets that the broker's consumers commit.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TOPIC = "__consumer_offsets"
-# The most bytes of a string in the records of `__consumer_offsets`.
+# The maximum length (bytes) of a string in the records of `__consumer_offsets`.
 INT16_MAX = 2**15 - 1
 _OFFSET = re.compile(r"0|[1-9][0-9]{0,18}")
 
 
 class GroupOffset(NamedTuple):
-    """One committed offset: its group, its partition, and the commit."""
+    """A committed offset: the group and the partition it is for, and the commit itself."""
 
     group: str
     partition: TopicPartition
@@ -53,14 +53,14 @@ class GroupOffset(NamedTuple):
 class Groups:
     """The committed offsets of consumer groups in a store, available as `store.groups`.
 
-    A partition is given by the name of its directory, such as `orders-0`. Any thread may call. In a thread that must
-    not wait for the disk, calls that would wait raise `WouldBlock`, and so do all calls that change commits. A
-    damaged range of `__consumer_offsets` is skipped with a warning: an older commit may then be returned, and its
-    group reads some records twice.
+    A partition is given by the name of its directory, such as `orders-0`. Any thread may call the methods. In a
+    thread that must not wait for the disk, calls that would wait raise `WouldBlock`, and so do all calls that change
+    commits. A damaged range of `__consumer_offsets` is skipped with a warning. An older commit may then be returned,
+    so that the group reads some records again.
     """
 
     def __init__(self, registry: PartitionRegistry, create: Callable[[str], Partition]) -> None:
-        """Make the groups of a store; nothing is read until a call. `create` makes and returns a partition."""
+        """Make the object without reading anything. `create` creates the named partition, and returns it."""
         self._registry = registry
         self._topic = InternalTopic(
             registry,
@@ -76,15 +76,15 @@ class Groups:
             "the committed offsets of groups",
         )
         self._lock = make_rlock(Level.GROUPS)
-        # The commits in each partition of the topic; used with the lock held.
+        # The commits in each partition of `__consumer_offsets`. A thread must hold `_lock` to use them.
         self._replays: Sequence[_Replay] = ()
 
     def committed(self, group: str, name: str) -> OffsetCommit | None:
         """Return the commit of a group for a partition, or None if there is none.
 
-        Raises `InvalidName` and `OSError`. If no commit is found, but may be in a partition that cannot be read,
-        raises `PartitionFailed` (a partition of `__consumer_offsets` is offline) or `InvalidStore` (a log directory
-        of the store that is not open here has such a partition, or is missing).
+        Raises `InvalidName` and `OSError`. If no commit is found, but a partition of `__consumer_offsets` cannot be
+        read, raises `PartitionFailed` (the partition is offline) or `InvalidStore` (a log directory of the store
+        that is not open here has such a partition, or is missing).
         """
         wanted = names.parse_directory(name)
         with self._following():
@@ -125,8 +125,8 @@ class Groups:
     def _find(self, group: str, wanted: TopicPartition) -> OffsetCommit | None:
         """Return the commit of a group for the partition `wanted`, or None if there is none.
 
-        After a change of the number of partitions of `__consumer_offsets`, several partitions may have a commit of
-        the group. Then the commit in the partition to which the group's hash leads now is returned.
+        After a change of the number of partitions of `__consumer_offsets`, several of them may have a commit of the
+        group. Then the commit in the partition that the group's hash selects now is preferred.
         """
         holders = self._holders(group, wanted)
         if len(holders) > 1:
@@ -135,21 +135,21 @@ class Groups:
         return holders[0].commits[wanted][group].commit if holders else None
 
     def commit(self, group: str, name: str, offset: int, metadata: str = "") -> OffsetCommit:
-        """Commit `offset`, the next one that the group will read of the partition `name`, as `commit_all` does."""
+        """Commit `offset`, the next offset that the group will read in the partition `name` (see `commit_all`)."""
         return self.commit_all(group, {name: offset}, metadata)[name]
 
     def commit_all(
         self, group: str, offsets: Mapping[str, int], metadata: str = ""
     ) -> dict[str, OffsetCommit]:
-        """Commit offsets of several partitions at once: in one batch, so that a crash leaves all of them or none.
+        """Commit offsets of several partitions in one batch, so that a crash leaves all of them or none.
 
-        `offsets` has the next offset that the group will read of each partition, `metadata` is any text. The commits
+        `offsets` maps each partition to the next offset that the group will read; `metadata` is any text. The commits
         are durable after `log_of(group).flush()`. They go to the partition of `__consumer_offsets` that Kafka's hash
         selects for the group; if that partition is missing, it is created. Raises `UnknownPartition`,
-        `OffsetOutOfRange` outside of [log start offset, log end offset], `InvalidName` for an invalid group name,
-        `InvalidRecord` for metadata longer than `offset.metadata.max.bytes` or 32767 bytes, `NotWritable`,
-        `RecordTooLarge` if the batch would be larger than the settings allow (Kafka: INVALID_COMMIT_OFFSET_SIZE), and
-        the errors of `log_of` and of an append.
+        `OffsetOutOfRange` for an offset outside of [log start offset, log end offset], `InvalidName` for an invalid
+        group name, `InvalidRecord` for metadata longer than `offset.metadata.max.bytes` or 32767 bytes,
+        `NotWritable`, `RecordTooLarge` if the batch would be larger than the settings allow (Kafka:
+        INVALID_COMMIT_OFFSET_SIZE), and the errors of `log_of` and of an append.
         """
         for name, offset in offsets.items():
             self._registry[name].check_readable(offset)
@@ -172,7 +172,10 @@ class Groups:
         return commits
 
     def restore(self, group: str, name: str, commit: OffsetCommit) -> None:
-        """Record a commit of a partition that was deleted, durably, as it was. Raises as `forget`."""
+        """Write a commit for a deleted partition again, durably and unchanged.
+
+        Raises the errors of `forget` and `log_of`.
+        """
         record = Record(commit.encode(), _encode_key(group, names.parse_directory(name)))
         with self._writing(group):
             log = self.log_of(group)
@@ -191,7 +194,10 @@ class Groups:
         self._forget(self.of(name), name)
 
     def check_open(self) -> None:
-        """Raise `InvalidStore` if a log directory not open here has commits, and `OSError` if it cannot be read."""
+        """Raise `InvalidStore` if a log directory of the store that is not open here may have commits.
+
+        Raises `OSError` if such a directory cannot be read. A missing directory is ignored.
+        """
         self._topic.check_open(may_be_absent=True)
 
     def _forget(self, groups: Iterable[str], name: str) -> bool:
@@ -209,17 +215,23 @@ class Groups:
         return bool(changed)
 
     def log_of(self, group: str) -> Partition:
-        """Return the partition that a group's commits go to; create a missing one. Raises as `InternalTopic.log`."""
+        """Return the partition of `__consumer_offsets` for a group's commits; create it if it is missing.
+
+        Raises the errors of `InternalTopic.log`.
+        """
         with self._registry.disk.hold(self._lock):
             return self._topic.log(self._partition_of(group))
 
     @contextmanager
     def _writing(self, group: str) -> Iterator[None]:
-        """Hold the lock to append to `__consumer_offsets`. Raises `WouldBlock` or, if read-only, `NotWritable`."""
+        """Hold the lock while the caller appends commits of a group.
+
+        Raises `WouldBlock` in a thread that must not wait, and `NotWritable` in a read-only store.
+        """
         self._registry.disk.check_may_block()
         if self._registry.read_only:
             raise NotWritable(
-                f"group {group}: offsets cannot be committed or forgotten: open or mount the store for writing"
+                f"group {group}: offsets not changed: the store is open read-only; open or mount it for writing"
             )
         with self._registry.disk.hold(self._lock):
             yield
@@ -229,7 +241,7 @@ class Groups:
 
     @contextmanager
     def _following(self) -> Iterator[None]:
-        """Read the new records of `__consumer_offsets`; hold the lock, so that no other thread changes `_replays`."""
+        """Read the new records of `__consumer_offsets`, and hold the lock while the caller uses `_replays`."""
         with self._registry.disk.hold(self._lock):
             known = {replay.log: replay for replay in self._replays}
             self._replays = [known.get(log) or _Replay(log) for log in self._topic.logs()]
@@ -254,7 +266,7 @@ class _Replay(Replay):
     def __init__(self, log: Log) -> None:
         super().__init__(log, "groups")
         self.commits: dict[TopicPartition, dict[str, _Entry]] = {}
-        # By producer id: the commits in its open transaction.
+        # The commits in the open transaction of each producer, by producer id.
         self._pending: dict[int, dict[OffsetKey, _Entry]] = {}
 
     def forget(self) -> None:
@@ -306,7 +318,7 @@ class _Replay(Replay):
             groups[key.group] = entry
 
     def _remove(self, key: OffsetKey) -> None:
-        """Apply a tombstone: remove the commit for a key, and those for the key in open transactions."""
+        """Apply a tombstone: remove the commit for a key, also from the transactions that are open."""
         for pending in self._pending.values():
             pending.pop(key, None)
         where = TopicPartition(key.topic, key.partition)
@@ -326,10 +338,11 @@ def _encode_key(group: str, partition: TopicPartition) -> bytes:
 
 
 def resolve_offset(partition: Reader, words: str) -> int:
-    """Return the offset in a partition that a text means: a number, `earliest`, `latest`, or a time.
+    """Return the offset that the text `words` means in a partition: a number, `earliest`, `latest`, or a time.
 
-    A time is written as `@1638100400000` or in ISO 8601. As in Kafka's tools, it stands for the offset of the first
-    record at or after it, or for the log end offset without such a record. Raises `InvalidName` for other words.
+    A time is written as `@1638100400000` (ms since the epoch) or in ISO 8601. As in Kafka's tools, it stands for the
+    offset of the first record at or after this time, or for the log end offset if there is no such record. Raises
+    `InvalidName` for any other text.
     """
     if _OFFSET.fullmatch(words):
         return int(words)

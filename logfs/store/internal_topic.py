@@ -1,7 +1,7 @@
 """A topic that the store itself writes and reads: `__consumer_offsets`, or `__remote_log_metadata`.
 
-logfs creates each of its partitions on demand, and keeps the number of partitions as a setting. A broker creates all
-partitions at once, so in a broker's log directories the number of existing partitions is the number of the topic.
+logfs creates each partition of such a topic on demand, and stores the number of partitions as a setting. A broker
+creates all partitions at once, so in a broker's log directories the existing partitions are counted instead.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 def batches_past_damage(log: Log, offset: int, end: int, what: str) -> Iterator[Batch]:
-    """Yield the batches of a log in [offset, end). A damaged range is skipped with a warning.
+    """Yield the batches of a log with offsets in [`offset`, `end`). A damaged range is skipped with a warning.
 
     `what` names the kind of records in the warning, such as "groups".
     """
@@ -62,8 +62,8 @@ class InternalTopic:
     def partition_count(self) -> int:
         """Return the number of partitions: the setting, or the number that a broker chose.
 
-        If the setting was not changed here, and the partitions that are not offline are numbered 0, 1, 2, … without a
-        gap, they are taken for those that a broker created, and are counted.
+        If the setting was not changed in this store, and the partitions that are not offline are numbered 0, 1, 2, …
+        without a gap, then a broker is assumed to have created them, and their number is returned.
         """
         settings = self.registry.settings
         if self.count_setting not in settings.broker_overrides:
@@ -75,15 +75,16 @@ class InternalTopic:
     def logs(self) -> list[Log]:
         """Return the partitions that exist and are not offline."""
         for name in self.registry.partitions_of(self.topic):
-            # A store that was opened with `only` for another partition does not have these partitions yet.
+            # Load the partition if the argument `only` of the store has excluded it.
             self.registry.include(name)
-        # Make a list first: another thread may be creating a partition.
+        # Loop over a copy, because another thread may be creating a partition.
         return [log for log in list(self.registry.partitions.values()) if log.topic == self.topic]
 
     def log(self, number: int) -> Partition:
-        """Return the partition with this number, to append to; create it if it is missing.
+        """Return the partition with this number for appends; create it if it is missing.
 
-        Raises as `Store.create`, `check_open` and changes of settings do, and `PartitionFailed` if it is offline.
+        Raises the errors of `Store.create`, `check_open`, `Settings.change_topic` and `Settings.set_broker`, and
+        `PartitionFailed` if the partition is offline.
         """
         registry = self.registry
         name = f"{self.topic}-{number}"
@@ -94,16 +95,17 @@ class InternalTopic:
         if registry.include(name) is None and name not in registry.offline:
             self.check_open(name)
             if self.count_setting not in settings.broker_overrides:
-                # Store the number first: `partition_count` could infer another one from the new partition.
+                # Store the number of partitions now: once the new partition exists, `partition_count` may take the
+                # number of existing partitions for it.
                 settings.set_broker(self.count_setting, str(self.partition_count()))
             with suppress(PartitionExists):
-                # Ignored: another thread has created the partition meanwhile.
+                # `PartitionExists` means that another thread has created the partition meanwhile.
                 self.create(name)
         self.check_online(name)
         return registry.writable(name)
 
     def check_online(self, *names: str) -> None:
-        """Raise `PartitionFailed` if one of the partitions `names` is offline; without names, if any of the topic."""
+        """Raise `PartitionFailed` if one of the partitions `names` is offline; without `names`, all are checked."""
         offline = self.registry.offline.copy()
         for name in partitions_of(self.topic, offline):
             if not names or name.directory in names:
@@ -113,8 +115,8 @@ class InternalTopic:
     def check_open(self, *names: str, may_be_absent: bool = False) -> None:
         """Raise `InvalidStore` if a log directory that is not open here has one of the topic's partitions.
 
-        `names` are the partitions to look for, by default all. Also raises `InvalidStore` if such a log directory is
-        missing, unless `may_be_absent`. Raises `OSError` if a log directory cannot be read.
+        `names` are the partitions to look for, by default all. If a log directory of the store is missing from the
+        disk, `InvalidStore` is raised, too, unless `may_be_absent`. Raises `OSError` if one cannot be read.
         """
         here = " ".join(str(log_dir.path) for log_dir in self.registry.log_dirs)
         for path in self.registry.missing_log_dirs:
@@ -122,8 +124,8 @@ class InternalTopic:
                 if may_be_absent:
                     continue
                 raise InvalidStore(
-                    f"{path}: is missing, and may hold {self.what} of {here}; mount it or, if it is lost for "
-                    f"good, remove {STORE_DIRS} in {here}"
+                    f"{path}: this log directory is missing, and may hold {self.what}; mount it or, if it is lost "
+                    f"for good, remove {STORE_DIRS} in {here}"
                 )
             for name in partitions_of(self.topic, os.listdir(path)):
                 if not names or name.directory in names:
@@ -140,19 +142,20 @@ class Replay:
     """
 
     def __init__(self, log: Log, what: str) -> None:
-        """Begin with no state at the log start. `what` names the kind of records in warnings."""
+        """Begin with an empty state, before the first record. `what` names the kind of records in warnings."""
         self.log = log
         self._what = what
-        # The offset up to which the log was read; the segment of this offset, and the log's generation, at that time.
+        # The offset up to which the log was read, and, from the time of that read, the segment with this offset and
+        # the log's generation, which each truncation changes.
         state = log.state
         self.end, self._segment = state.log_start_offset, state.segments[0]
         self._generation = state.generation
 
     def catch_up(self) -> None:
-        """Read the new records, or all records again if those already read may have left the log.
+        """Read the new records, or read the whole log again if records that were already read may have left it.
 
-        All are read again if the generation has changed (truncation), or if the segment that was active at the last
-        call is gone: compaction, which goes from the first segment on, may then have removed unread records.
+        The whole log is read if its generation has changed (truncation), or if the segment that was active at the
+        last call is gone: then compaction, which begins at the first segment, may have removed unread records, too.
         """
         log = self.log
         log.refresh()
@@ -184,5 +187,8 @@ class Replay:
         raise NotImplementedError
 
     def apply(self, batch: Batch) -> None:
-        """Apply the records of the next batch from offset `end` on. Raises `Corrupt` if the batch cannot be read."""
+        """Apply those records of the next batch whose offsets are `end` or more.
+
+        Raises `Corrupt` if the batch cannot be read.
+        """
         raise NotImplementedError

@@ -55,7 +55,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Partitions of at least this size are recovered in parallel: most of the work is in compiled loops without the GIL.
+# Partitions of at least this size are recovered in parallel: most of this work is in compiled loops, which release
+# the GIL.
 _LARGE_BYTES = 4 << 20
 
 
@@ -103,7 +104,7 @@ def open_log_dirs(
 
 
 def _check_log_dir(disk: Disk, path: Path) -> None:
-    """Raise `InvalidStore` for a bucket without segments; make a missing directory."""
+    """Raise `InvalidStore` if a bucket has no segments; create a local log directory that is missing."""
     if disk.is_remote:
         if not any(disk.scan(path)):
             raise InvalidStore(
@@ -111,7 +112,7 @@ def _check_log_dir(disk: Disk, path: Path) -> None:
             )
     else:
         try:
-            # If the disk has failed, this raises another error: it is then unknown whether the directory is missing.
+            # If the disk has failed, this raises another error, and no directory is created.
             disk.stat(path)
         except FileNotFoundError:
             disk.mkdir(path)
@@ -130,13 +131,13 @@ def _check_unique(found: Mapping[LogDir, move_recovery.FoundDirectories]) -> Non
 
 
 class _LoadingStopped(Exception):
-    """Ends a recovery early, because the store is being closed; the next opening starts the recovery again."""
+    """Raised to end a recovery early when the store is closed; the next opening starts the recovery again."""
 
 
 class PartitionLoader:
-    """The loader of a store, which opens the partitions in its log directories.
+    """The part of a store that finds and loads the partitions in the log directories.
 
-    `find` adds the partitions that it finds to `PartitionRegistry.unloaded`; `load` and `load_all` load them.
+    `find` adds the partitions to `PartitionRegistry.unloaded`; `load` and `load_all` load them from there.
     Several threads may load different partitions at the same time.
     """
 
@@ -150,14 +151,14 @@ class PartitionLoader:
         only: Only | None,
         recover: bool,
     ) -> None:
-        """Make a loader; nothing is read before `find`. `progress`, `only`, `recover` are arguments of `Store`."""
+        """Make a loader without reading anything. `progress`, `only` and `recover` are the arguments of `Store`."""
         self._registry = registry
         self._commits = commits
         self._tiered = tiered
         self.recovered_bytes = 0
         self.recovered_partitions = 0
         self._counting = make_lock(Level.COUNTING)
-        # Held during the recovery of a small partition: these are recovered one at a time.
+        # Held during the recovery of a small partition, so that small partitions are recovered one at a time.
         self._turn = make_lock(Level.RECOVERY)
         self._stopped = threading.Event()
         self._progress = progress
@@ -165,16 +166,16 @@ class PartitionLoader:
         # Whether `only` may exclude some of the partitions in the log directories.
         self.is_partial = only is not None
         self._recover = recover
-        # For `refresh`: the inode numbers of partition directories, and the mtimes (ns) of offline ones.
+        # For `refresh`, by partition: the inode number of the directory and, if offline, the directory's mtime (ns).
         self._identities: dict[str, int] = {}
         self._failed_mtime: dict[str, int] = {}
-        # For `follow`: the partitions by name, each with its directory and the directory's inode number.
+        # The partitions that `follow` has opened, by name, each with its directory and the directory's inode number.
         self._followed: dict[str, tuple[tuple[Path, int], Log]] = {}
 
     def find(self) -> None:
         """Find the partitions of the log directories that work, without loading any (kafka-storage 5.1).
 
-        Raises `InvalidStore`, before anything is changed, for a partition that is in two of the directories.
+        Raises `InvalidStore`, before anything is changed, if a partition is in two of the directories.
         """
         found: dict[LogDir, move_recovery.FoundDirectories] = {}
         for log_dir in self._registry.working:
@@ -201,7 +202,10 @@ class PartitionLoader:
                     self._registry.homes[name.directory] = log_dir
 
     def _scan(self, log_dir: LogDir) -> move_recovery.FoundDirectories:
-        """Return the partition directories in a log directory; schedule `-delete` ones, if the store is writable."""
+        """Return the partition directories in a log directory.
+
+        Unless the store is read-only, also schedule the directories that end in `-delete` for removal.
+        """
         found = move_recovery.FoundDirectories([], [], [])
         for entry in log_dir.disk.scan(log_dir.path):
             if not entry.is_directory:
@@ -209,7 +213,8 @@ class PartitionLoader:
             try:
                 kind, name = names.classify_directory(entry.name)
             except LogfsError:
-                # Ignore the entry, such as lost+found; a broker would refuse the whole log directory.
+                # Ignore a directory that is not a partition's, such as lost+found. A broker would refuse the whole
+                # log directory.
                 logger.info("%s: is not a partition, ignored", log_dir.path / entry.name)
                 continue
             path = log_dir.path / entry.name
@@ -226,17 +231,21 @@ class PartitionLoader:
 
     def _note(self, log_dir: LogDir, name: TopicPartition, path: Path) -> None:
         if name.directory in self._registry.homes:
-            # The partition is being moved from one log directory to another, and is in both for a moment.
+            # Another process is moving the partition between log directories, so that it is in both for a moment.
             log_dir.look_again()
             return
         self._registry.unloaded[name.directory] = UnloadedPartition(name, log_dir, path)
         self._registry.homes[name.directory] = log_dir
 
     def include(self, name: str) -> None:
-        """Add to `unloaded` a partition that the argument `only` excluded, unless its log directory is leased."""
+        """Add a partition that the argument `only` has excluded to `unloaded`, so that it can be loaded.
+
+        This does nothing for other partitions, and in a leased log directory.
+        """
         registry = self._registry
         if name in registry or name in registry.offline or name not in registry.homes:
-            # Check this without `registry.lock`: the caller may hold a lock of a later level (`logfs.locks`).
+            # Check this without `registry.lock`: the caller may hold a lock that must not be held when
+            # `registry.lock` is taken (see the order of locks in `logfs.locks`).
             return
         with registry.lock:
             home = registry.homes.get(name)
@@ -248,11 +257,11 @@ class PartitionLoader:
                 registry.unloaded[name] = UnloadedPartition(parsed, home, home.path / name)
 
     def follow(self, name: str) -> Log | None:
-        """Return a partition of a read-only store, even if the argument `only` excluded it; None if it is missing.
+        """Return a partition of a read-only store, even one that is not listed; None if it is missing.
 
-        The result is not the object in `PartitionRegistry.partitions`, and no lock of the registry is needed. The
-        partition may be in a log directory that is not open here. One thread at a time may call this. Raises the
-        errors of a load.
+        The partition may be excluded by the argument `only`, or be in a log directory that is not open here. The
+        result is not the object in `PartitionRegistry.partitions`, and no lock of the registry is needed. One thread
+        at a time may call this. Raises the errors of a load.
         """
         log_dirs = {log_dir.path: log_dir for log_dir in self._registry.working}
         for path in self._registry.missing_log_dirs:
@@ -273,9 +282,9 @@ class PartitionLoader:
         return None
 
     def load_all(self, *, gently: bool = False) -> None:
-        """Execute `Store.load_all`, with several partitions at a time if any may need recovery.
+        """Execute `Store.load_all`. Load several partitions at a time if any of them may need recovery.
 
-        Returns when it has tried to load every partition, or after `stop`. Any thread may call it.
+        Returns after an attempt to load each partition, or after a call of `stop`. Any thread may call this.
         """
         is_clean = not self._recover and all(
             log_dir.clean or log_dir.live for log_dir in self._registry.working
@@ -295,7 +304,10 @@ class PartitionLoader:
         for_each(load, todo, threads=count, abandon=self._stopped.set)
 
     def stop(self) -> None:
-        """Interrupt the running loads and wait for their end; start no more. The next opening recovers again."""
+        """Interrupt the running loads, wait for their end, and start no more.
+
+        The next opening of the store starts interrupted recoveries again.
+        """
         self._stopped.set()
         for unloaded in list(self._registry.unloaded.values()):
             with unloaded.lock:
@@ -305,16 +317,17 @@ class PartitionLoader:
         """Load a partition, and return it; if another thread is loading it, wait for that thread.
 
         Raises the error that keeps the partition offline, `UnknownPartition` if it was deleted meanwhile, and
-        `PartitionFailed` after `stop`. After an `OSError` for too many open files, or `RemoteStorageError`, the
-        partition stays unloaded, and the next call tries again.
+        `PartitionFailed` after `stop`. After an `OSError` for too many open files, or after a `RemoteStorageError`,
+        the partition stays unloaded, and the next call tries again.
         """
         registry, name = self._registry, unloaded.name.directory
         if unloaded.partition is None:
             registry.disk.check_may_block()
             if registry.settings.broker_config.remote_storage_url:
-                # The load may list objects in the bucket: raises `WouldBlock` in a thread that must not do that.
+                # The load may send requests to the bucket: raise `WouldBlock` in a thread that must not wait for it.
                 registry.disk.check_may_fetch()
-                # The load needs the metadata topic: include it now, because the load holds a lock that forbids it.
+                # The load reads the metadata topic. Include its partitions now, because `include` takes a lock that
+                # must not be taken during the load.
                 for other in registry.partitions_of(METADATA_TOPIC) if self.is_partial else ():
                     self.include(other)
             with unloaded.lock:
@@ -328,12 +341,15 @@ class PartitionLoader:
         if found is unloaded:
             raise PartitionFailed(f"{unloaded.path}: not loaded: the store is closed")
         if found is not None:
-            # A refresh has found the partition again meanwhile, for example in another log directory.
+            # Meanwhile `refresh` has found the partition again, for example in another log directory.
             return self.load(found)
         raise registry.offline.get(name) or UnknownPartition(f"{name}: no such partition")
 
     def _load(self, unloaded: UnloadedPartition) -> None:
-        """Load a partition, and record the outcome. An error takes it offline, unless a later load may succeed."""
+        """Load a partition, and record the outcome.
+
+        An error takes the partition offline, unless a later load may succeed.
+        """
         log_dir, path, registry = unloaded.log_dir, unloaded.path, self._registry
         try:
             registry.record_load(unloaded, self._open_partition(log_dir, unloaded.name, path))
@@ -341,32 +357,36 @@ class PartitionLoader:
             logger.info("%s: its recovery was interrupted, because the store is being closed", path)
         except (LogfsError, OSError) as error:
             if registry.read_only and isinstance(error, (FileNotFoundError, Gone)):
-                # Another process deletes the partition, or removed files meanwhile: the next refresh tries again.
+                # Another process has removed the partition, or files of it. The next `refresh` tries again.
                 logger.info("%s: changed while it was loaded: %s", path, error)
                 registry.record_load(unloaded, None)
                 log_dir.look_again()
                 return
             is_passing = isinstance(error, OSError) and error.errno in NO_DESCRIPTOR
             if is_passing or isinstance(error, RemoteStorageError):
-                # Nothing is wrong with the partition: it stays unloaded, and its next use tries again.
+                # Nothing is wrong with the partition. It stays unloaded, and the next use of it loads it.
                 logger.warning("%s: cannot be loaded now, the next use retries: %s", path, error)
                 raise
             logger.error("%s: the partition is offline: %s", path, error)
             self._take_offline(unloaded, error)
         except Exception as error:
-            # Unexpected error, perhaps provoked by a hostile file. It must not keep other partitions from loading.
+            # Unexpected errors come from defects, or from maliciously made files. The other partitions must still be
+            # loaded.
             logger.exception("%s: the partition is offline", path)
             self._take_offline(unloaded, InvalidStore(f"{path}: cannot be loaded: {error!r}"))
 
     def _take_offline(self, unloaded: UnloadedPartition, error: LogfsError | OSError) -> None:
-        """Record that a load failed. `refresh` tries again once the directory has changed."""
+        """Record the error of a failed load. `refresh` permits another load once the directory has changed."""
         with suppress(OSError, RemoteStorageError):
             mtime_ns = unloaded.log_dir.disk.stat(unloaded.path).mtime_ns
             self._failed_mtime[unloaded.name.directory] = mtime_ns
         self._registry.record_load(unloaded, error)
 
     def _complete(self, log_dir: LogDir, name: TopicPartition, path: Path) -> None:
-        """Write a topic id if the directory has neither an id nor a segment: a crash interrupted its creation."""
+        """Write a topic id into a partition directory that has neither a topic id nor a segment.
+
+        Such a directory is left by a crash during the creation of the partition.
+        """
         found = {entry.name for entry in log_dir.disk.scan(path)}
         if names.PARTITION_METADATA not in found and not any(n.endswith(names.LOG) for n in found):
             topic_id = self._registry.topic_id(name.topic) or checkpoint.random_uuid()
@@ -403,7 +423,7 @@ class PartitionLoader:
             if start.is_clean:
                 return recovery.load(disk, path, config, start, now_ms, kind=kind)
             total = log_bytes(disk, path)
-            # Small partitions one at a time: their recovery is mostly Python code, which the GIL serializes.
+            # Recover small partitions one at a time: this is mostly Python code, which the GIL serializes anyway.
             turn = self._turn if total < _LARGE_BYTES else nullcontext()
             with turn, self._registry.doing("recovering", name.directory, total) as work:
                 report = partial(self._report, work)
@@ -425,8 +445,8 @@ class PartitionLoader:
                 is_live=log_dir.live,
             )
         elif start.is_tiered:
-            # The load has set the log start to the first local segment. With a lease no remote segments are attached,
-            # so set the log start to the offset in the checkpoint, from which the remote segments count, too.
+            # The load has set the log start to the first local segment. No remote segments are attached to a leased
+            # partition. So set the log start to the offset in the checkpoint, which may lie in a remote segment.
             with partition.lock:
                 partition.publish(
                     log_start_offset=min(start.log_start_offset, partition.log_start_offset)
@@ -434,7 +454,7 @@ class PartitionLoader:
         return partition
 
     def _report(self, work: BackgroundOperation, size: int) -> None:
-        """Add `size` to the bytes read by recovery, and report progress. Raises `_LoadingStopped` after `stop`."""
+        """Count `size` bytes as read by recovery, and report progress. Raises `_LoadingStopped` after `stop`."""
         if self._stopped.is_set():
             raise _LoadingStopped
         with self._counting:
@@ -446,10 +466,10 @@ class PartitionLoader:
         """Bring a read-only store up to date with the partitions that these log directories have now.
 
         Drops partitions that were deleted or replaced, and applies the log start offsets in the checkpoints. Adds
-        new partitions to `unloaded`, and offline ones whose directory has changed. The caller holds
-        `PartitionRegistry.lock`, and then loads the partitions without it, because a load may wait for a bucket.
+        new partitions, and offline ones whose directory has changed, to `unloaded`. The caller must hold
+        `PartitionRegistry.lock`, and must release it before it loads them, because a load may wait for a bucket.
         """
-        # First drop the partitions that left a log directory, so that a moved one is then added in its new directory.
+        # First drop partitions that have left a log directory: a moved partition can then be added in the new one.
         found = {log_dir: self._drop_left(log_dir) for log_dir in log_dirs}
         for log_dir, partitions in found.items():
             for directory, (name, path, identity) in partitions.items():
@@ -457,7 +477,7 @@ class PartitionLoader:
                     self._identities[directory] = identity
                     self._note(log_dir, name, path)
                 elif self._registry.homes.get(directory, log_dir) is not log_dir:
-                    # The partition is being moved from one log directory to another, and is in both for a moment.
+                    # Another process is moving the partition between log directories, so it is in both for a moment.
                     log_dir.look_again()
         for log_dir, partitions in found.items():
             for partition in list(self._registry.partitions.values()):
@@ -474,7 +494,8 @@ class PartitionLoader:
             name.directory: (name, path, identity) for name, path, identity in scanned.partitions
         }
         for name, path in scanned.futures:
-            # After an interrupted move, a `-future` copy may be the partition (`move_recovery.finish_or_undo`).
+            # After an interrupted move, the partition may be loaded from a directory that is still named `-future`
+            # (`move_recovery.finish_or_undo`).
             loaded = self._registry.partitions.get(name.directory)
             if loaded is not None and loaded.directory == path:
                 found.setdefault(name.directory, (name, path, self._identities[name.directory]))
@@ -486,9 +507,9 @@ class PartitionLoader:
         return found
 
     def may_work_now(self, log_dir: LogDir) -> set[str]:
-        """Return the offline partitions of a log directory whose own directories are missing or have a new mtime.
+        """Return the offline partitions in `log_dir` that may work now: their directories have changed or are gone.
 
-        A directory whose mtime was unknown when the partition went offline counts as changed, too.
+        A directory counts as changed if its mtime is new, or was unknown when the partition went offline.
         """
         changed = set()
         for name in list(self._registry.offline):

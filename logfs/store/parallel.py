@@ -21,11 +21,12 @@ def for_each(
 ) -> None:
     """Call `work` for each item, in this thread and in up to `threads` - 1 others; return when all calls are done.
 
-    After an error, or a signal such as Ctrl-C, no further call begins. `abandon` is then called, so that running
-    calls may end early, and the first error is raised. If a thread cannot be started, the others do its work.
+    After an error, or a signal such as Ctrl-C, no further call begins, and `abandon` is called, which may make the
+    running calls end early. When they have ended, the first error is raised. If a thread cannot be started, the other
+    threads do its work.
     """
     todo = list(items)
-    # The threads share this iterator, so each item goes to one thread.
+    # All threads take items from this iterator, so each item goes to one thread.
     rest = iter(todo)
     errors: list[BaseException] = []
 

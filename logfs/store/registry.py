@@ -54,7 +54,7 @@ class BackgroundOperation:
 
 @dataclass(slots=True, eq=False)
 class UnloadedPartition:
-    """A partition of which only the directory is known so far; `PartitionLoader.load` loads it.
+    """A partition whose directory was found, but which is not loaded yet (see `PartitionLoader.load`).
 
     `partition` is None until a load has succeeded. The thread that loads the partition holds `lock`.
     """
@@ -71,7 +71,7 @@ class UnloadedPartition:
 
     @property
     def disk(self) -> Disk:
-        """The disk of the partition."""
+        """The disk with the files of the partition."""
         return self.log_dir.disk if self.partition is None else self.partition.disk
 
     @property
@@ -80,7 +80,7 @@ class UnloadedPartition:
         return self.path if self.partition is None else self.partition.directory
 
     def mtime_ms(self) -> int:
-        """Return the modification time (ms) of the newest .log file, or of the directory if it has none."""
+        """Return the modification time (ms) of the last .log file, or of the directory if it has no .log file."""
         logs = [e.name for e in self.disk.scan(self.directory) if e.name.endswith(names.LOG)]
         newest = self.directory / max(logs) if logs else self.directory
         return self.disk.stat(newest).mtime_ns // 1_000_000
@@ -89,18 +89,18 @@ class UnloadedPartition:
 class PartitionRegistry:
     """The log directories of a store and its partitions, for the parts of a store that work on them.
 
-    The parts of a store (commits, retention, compaction, …) use this class, not `Store`. Any thread may read.
-    `partitions`, `offline` and `homes` change under `lock`, except at the end of a load. Loops over
-    these mappings, and over `deletions`, take a copy first: `list(homes)` or `homes.copy().items()`. The copy
-    `list(homes.items())` is not safe: it allocates tuples, which may start the garbage collector; another thread may
-    then run and change the mapping.
+    The parts of a store (commits, retention, compaction, …) use this class, not `Store`. Any thread may read the
+    attributes. A thread must hold `lock` to change `partitions`, `offline` or `homes`, except at the end of a load. A
+    loop over one of these mappings, or over `deletions`, must use a copy: `list(homes)` or `homes.copy().items()`.
+    `list(homes.items())` is not safe: it allocates tuples, which may start the garbage collector, during which
+    another thread may run and change the mapping.
     """
 
     settings: Settings
     loader: PartitionLoader
 
     def __init__(self, disk: Disk, clock: Callable[[], int], *, read_only: bool) -> None:
-        """Make a registry without log directories; the store then sets `log_dirs`, `settings` and `loader`."""
+        """Make a registry without log directories. The store must set `log_dirs`, `settings` and `loader` later."""
         self.disk = disk
         self.clock = clock
         self.read_only = read_only
@@ -109,24 +109,25 @@ class PartitionRegistry:
         self.log_dirs: list[LogDir] = []
         # The store's other log directories, which are not open here. They may be absent from the disk.
         self.missing_log_dirs: Sequence[Path] = ()
-        # The partitions that are loaded, and those that were found but are not loaded yet.
+        # By name: the loaded partitions, those not loaded yet, and the errors of those that are offline.
         self.partitions: dict[str, Log] = {}
         self.unloaded: dict[str, UnloadedPartition] = {}
         self.offline: dict[str, LogfsError | OSError] = {}
-        # The partitions that `only` excluded, but that the store uses itself. Iteration leaves them out.
+        # The names of partitions that the store's argument `only` excluded, but that the store needs itself.
+        # Iteration leaves them out.
         self.included: set[str] = set()
-        # The log directory of each partition, including those that are offline or were not loaded.
+        # The log directory of each partition by name, including offline and excluded partitions.
         self.homes: dict[str, LogDir] = {}
-        # The directories of deleted partitions, and when each may be removed (ms since the epoch).
+        # The `-delete` directories, and when each may be removed (ms since the epoch).
         self.deletions: dict[Path, int] = {}
         # Held briefly while a partition becomes loaded or offline; no other lock is taken while it is held.
         self._settling = make_lock(Level.SETTLING)
         self.background: list[BackgroundOperation] = []
-        # Whether upkeep is paused: then only the tasks that are not in `schedule.PAUSABLE` are done.
+        # Whether upkeep is paused, so that the tasks in `schedule.PAUSABLE` are not done.
         self.is_paused = False
 
     def __getitem__(self, name: str) -> Log:
-        """Load and return a partition. Raises `UnknownPartition`, or the error that keeps it offline."""
+        """Return a partition, loaded if necessary. Raises `UnknownPartition`, or the error that keeps it offline."""
         unloaded = self.unloaded.get(name)
         if unloaded is not None:
             return self.loader.load(unloaded)
@@ -148,7 +149,7 @@ class PartitionRegistry:
         return len({*self.unloaded, *self.partitions} - self.included)
 
     def writable(self, name: str) -> Partition:
-        """Load and return a partition to change. Raises as `self[name]`, and `NotWritable` in a read-only store."""
+        """Return a partition for changes. Raises the errors of `self[name]`, and `NotWritable` if read-only."""
         return writable(self[name])
 
     def written(self) -> dict[str, Partition]:
@@ -177,7 +178,7 @@ class PartitionRegistry:
     ) -> None:
         """Record the outcome of a load: the partition, the error that takes it offline, or None if it was deleted.
 
-        The outcome is ignored if, meanwhile, the log directory has failed or the partition has left it.
+        The outcome is ignored if the log directory has failed, or the partition has left it, during the load.
         """
         name = unloaded.name.directory
         with self._settling:
@@ -189,11 +190,11 @@ class PartitionRegistry:
                 self.offline[name] = outcome
             else:
                 unloaded.partition = self.partitions[name] = outcome
-            # Delete this entry last: a reader that does not find the name here must find it in another mapping.
+            # Delete this entry last, so that readers find the name in at least one of the mappings.
             del self.unloaded[name]
 
     def forget(self, name: str) -> None:
-        """Remove a partition that has left its log directory; if a load of it is running, its outcome is ignored."""
+        """Remove a partition that has left its log directory. The outcome of a load that is running is ignored."""
         with self._settling:
             for known in (self.unloaded, self.partitions, self.offline, self.homes):
                 known.pop(name, None)
@@ -207,7 +208,7 @@ class PartitionRegistry:
         return self.homes[name].path
 
     def topic_id(self, topic: str) -> uuid.UUID | None:
-        """Return the id that all partitions of a topic share, or None if no readable `partition.metadata` has it."""
+        """Return the id of a topic; None if it cannot be read from the `partition.metadata` of any partition."""
         for name in self.partitions_of(topic):
             log_dir = self.homes.get(name)
             if log_dir is not None and log_dir.failure is None:
@@ -222,7 +223,7 @@ class PartitionRegistry:
     def doing(self, what: str, name: str, total_bytes: int = 0) -> Iterator[BackgroundOperation]:
         """Yield a new operation, which is listed in `background` until the context ends.
 
-        `what` and `name` describe it, such as "compacting" and "orders-0". The caller updates its progress.
+        `what` and `name` describe it, such as "compacting" and "orders-0". The caller must update its progress.
         """
         work = BackgroundOperation(what, name, self.clock(), total_bytes=total_bytes)
         self.background.append(work)
@@ -244,12 +245,12 @@ class PartitionRegistry:
     def log_dir_failed(self, log_dir: LogDir) -> None:
         """Take all partitions of a log directory offline (Kafka's handleLogDirFailure).
 
-        The thread that got the error may hold other locks, so this does not wait for `lock`. The partitions refuse
-        all calls from now on. They are moved to `offline` at once if `lock` is free, or else by the next
-        `take_failed_offline`.
+        The calling thread, which got the error of the disk, may hold other locks, so this does not wait for `lock`.
+        The partitions refuse all calls from now on. They are moved to `offline` at once if `lock` is free, otherwise
+        by the next `take_failed_offline`.
         """
         if log_dir.disk.is_disowned:
-            # In a forked child, the threads that held these locks do not exist: make new locks.
+            # Make new locks in a forked child, where a thread that holds one of the old locks does not exist.
             self.lock = make_rlock(Level.REGISTRY)
             self._settling = make_lock(Level.SETTLING)
         for name, partition in self.partitions.copy().items():
@@ -271,19 +272,19 @@ class PartitionRegistry:
             lost = {name: failure for name, failure in here.items() if failure is not None}
             if lost:
                 self.offline = {**self.offline, **lost}
-                # Assign new mappings: the thread that got the error may be iterating over the old ones.
+                # Make new mappings, because the thread that got the error may be iterating over the old ones.
                 self.partitions = {n: p for n, p in self.partitions.copy().items() if n not in lost}
                 self.unloaded = {n: p for n, p in self.unloaded.copy().items() if n not in lost}
 
     def find_missing_log_dirs(self) -> None:
-        """Set `missing_log_dirs` to the directories in the `logfs.dirs` files that are not open here."""
+        """Set `missing_log_dirs` to the log directories that `logfs.dirs` files list, but that are not open here."""
         if not self.disk.is_remote:
             here = {Path(os.path.realpath(each.path)) for each in self.log_dirs}
             every = whole_store((each.disk, each.path) for each in self.working)
             self.missing_log_dirs = self.settings.missing_log_dirs = sorted(every - here)
 
     def take_failed_offline(self) -> None:
-        """Take unmounted and replaced log directories offline; move partitions in failed directories to `offline`."""
+        """Take offline the log directories that were unmounted or replaced, and partitions in failed directories."""
         for log_dir in self.log_dirs:
             log_dir.check_in_place()
         with self.lock:
@@ -292,12 +293,12 @@ class PartitionRegistry:
     def emptiest(self) -> LogDir:
         """Return the log directory for a new partition: the working one with the fewest partitions.
 
-        Raises `LogDirFailed` if none works, or if one failed before it was known which partitions it has.
+        Raises `LogDirFailed` if none works, or if one failed before the names of its partitions were read.
         """
         self.take_failed_offline()
         for log_dir in self.log_dirs:
             if log_dir.failure is not None and (not self.working or not log_dir.is_known):
-                # A directory that was never read may have the new partition already, which would then exist twice.
+                # A directory that was never read may already have a partition of the new name.
                 raise log_dir.failure
         homes = list(self.homes.values())
         return min(self.working, key=lambda log_dir: sum(home is log_dir for home in homes))

@@ -1,8 +1,8 @@
-"""The changed settings of topics and of the broker level, in Java properties files in the log directories.
+"""The changed settings (overrides) of topics and of the broker level, stored as files in the log directories.
 
-A broker keeps such changes in its metadata log. logfs has no such log, so each log directory has two more kinds of
-files: `logfs.properties` for the broker-level settings and `<topic>@p` for those of a topic. Kafka ignores plain
-files there, but does not start if it finds a directory that is not a partition's (kafka-storage 1.2).
+A broker keeps such changes in its metadata log. logfs has no such log, so each log directory has two kinds of Java
+properties files: `logfs.properties` for the broker-level settings, and `<topic>@p` for those of a topic. Kafka
+ignores plain files there, but does not start if it finds a directory that is not a partition's (kafka-storage 1.2).
 
 Topic names have no `@`, so `<topic>@p` cannot clash with other files. The suffix has only two characters because a
 file name may have 255: a topic's name takes up to 249 of them, and `.tmp` four.
@@ -46,49 +46,49 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class Settings:
-    """The overrides of a store's topics and of the broker level, and the settings in force.
+    """The settings of a store's topics and of the broker level: the changed ones (overrides), and those in force.
 
     A change writes a file with the overrides to every log directory. Only the copy in the first directory that has
     one is read. The first directory is written last, so its copy is unchanged if a change fails or is interrupted by
     a crash. (If no directory had a copy before, the next opening may read the unfinished change.) The next change
     makes all copies equal again.
 
-    Any thread may read and change settings: a mapping, once returned, never changes. A topic need not have
+    Any thread may read and change settings; a mapping that was returned never changes. A topic need not have
     partitions. Methods that read a file raise `OSError`, `Corrupt` for a damaged file and `InvalidSetting` for an
-    invalid setting in it; methods that take a topic raise `InvalidName` for a name that no topic can have.
+    invalid setting in the file; methods that take a topic raise `InvalidName` for an invalid topic name.
     """
 
     def __init__(self, log_dirs: Sequence[tuple[Disk, Path]]) -> None:
-        """Read the broker-level settings from `log_dirs`, each given with its disk; failed ones are skipped."""
+        """Read the broker-level settings from `log_dirs`, each with its disk. Failed log directories are skipped."""
         self._all_log_dirs = tuple(log_dirs)
         # The store's other log directories, which are not open here.
         self.missing_log_dirs: Sequence[Path] = ()
         self._lock = make_rlock(Level.SETTINGS)
         self._topics: dict[str, Mapping[str, str]] = {}
         self._log_configs: dict[str, tuple[Mapping[str, str], Mapping[str, str], LogConfig]] = {}
-        # The texts of the broker-level settings that were changed, by setting name.
+        # The broker-level settings that were changed: texts by setting name.
         self.broker_overrides = self._read(BROKER_FILE, broker_setting)
-        # The broker-level settings in force, without those that are defaults of topics.
+        # The broker-level settings in force, except those that are only defaults for topics.
         self.broker_config = BrokerConfig.resolve(self.broker_overrides)
         # Incremented by `change_topic` and `change_broker`, so that callers can tell that settings have changed.
         self.version = 0
-        # By file name: when a settings file was removed (ns since the epoch), which no mtime of a file shows.
+        # When this process removed a settings file, by file name (ns since the epoch): no mtime shows a removal.
         self._removed_ns: dict[str, int] = {}
 
     def topic_overrides(self, topic: str) -> Mapping[str, str]:
-        """Return the texts of the settings that were changed for a topic, by setting name."""
+        """Return the settings that were changed for a topic: texts by setting name."""
         overrides = self._topics.get(topic)
         if overrides is None:
             overrides = self._read(_topic_file(topic), topic_setting)
-            # `setdefault`: if another thread has changed the topic since the read, its overrides are newer.
+            # If another thread has changed the topic since the read, use the newer overrides of that thread.
             overrides = self._topics.setdefault(topic, overrides)
         return overrides
 
     def log_config(self, topic: str) -> LogConfig:
-        """Return the settings in force for a topic. Raises `InvalidSetting` if two contradict each other."""
+        """Return the settings in force for a topic. Raises `InvalidSetting` if two settings contradict each other."""
         overrides, broker = self.topic_overrides(topic), self.broker_overrides
         cached = self._log_configs.get(topic)
-        # A change replaces the mapping, so the same two objects mean that the cached settings are current.
+        # A change replaces a mapping of overrides, so the cached settings are current if both mappings are the same.
         if cached is not None and cached[0] is overrides and cached[1] is broker:
             return cached[2]
         config = LogConfig.resolve(overrides, broker)
@@ -96,16 +96,17 @@ class Settings:
         return config
 
     def set_topic(self, topic: str, name: str, text: str | None) -> None:
-        """Change one setting of a topic to `text`; None or a blank text removes it. Raises as `change_topic`."""
+        """Change the setting `name` of a topic to `text` (see `change_topic`)."""
         self.change_topic(topic, {name: text})
 
     def change_topic(self, topic: str, changes: Mapping[str, str | None]) -> None:
-        """Change settings of a topic, all or none, durably and at once; None or a blank text removes an override.
+        """Change settings of a topic durably, all or none; they take effect at once.
 
-        Raises, before anything is written, `InvalidSetting` for an unknown name, an invalid text, one that
-        contradicts another setting, tiering without a bucket, or a change that `LogConfig.check_change` refuses;
-        `LogDirFailed` while a log directory is offline; and `InvalidStore` if a log directory that is not open here
-        has a copy of the settings.
+        `changes` has texts by setting name; None or a blank text removes an override. These errors are raised before
+        anything is written: `InvalidSetting` for an unknown name, an invalid value, a value that contradicts another
+        setting, tiering without a bucket, or a change that `LogConfig.check_change` refuses; `LogDirFailed` while a
+        log directory is offline; `InvalidStore` if a log directory of the store that is not open here has a copy of
+        the settings.
         """
         if not changes:
             return
@@ -131,13 +132,14 @@ class Settings:
         config.check_change(before)
 
     def set_broker(self, name: str, text: str | None) -> None:
-        """Change one broker-level setting to `text`; None or a blank text removes it. Raises as `change_broker`."""
+        """Change the broker-level setting `name` to `text` (see `change_broker`)."""
         self.change_broker({name: text})
 
     def change_broker(self, changes: Mapping[str, str | None]) -> None:
-        """Change broker-level settings, all or none, durably and at once; None or a blank text removes an override.
+        """Change broker-level settings durably, all or none; they take effect at once.
 
-        Raises as `change_topic`, also for a text that contradicts a setting of any topic.
+        `changes` and the errors are as for `change_topic`. `InvalidSetting` is also raised for a value that
+        contradicts a setting of any topic.
         """
         if not changes:
             return
@@ -181,7 +183,7 @@ class Settings:
             self._topics[topic] = _NOTHING
 
     def check_copy(self, topic: str, disk: Disk, log_dir: Path) -> None:
-        """Raise `InvalidSetting` if `log_dir` has a settings file of a topic with other overrides than the store."""
+        """Raise `InvalidSetting` if the settings file of a topic in `log_dir` differs from the store's settings."""
         try:
             theirs = _read_file(disk, log_dir / _topic_file(topic), topic_setting)
         except FileNotFoundError:
@@ -195,9 +197,9 @@ class Settings:
                 )
 
     def copy_to(self, topic: str, disk: Disk, log_dir: Path, *, is_new: bool) -> None:
-        """Copy the overrides of a topic durably to `log_dir`, unless it has a settings file of the topic.
+        """Copy the overrides of a topic durably to `log_dir`, unless this directory has a settings file of the topic.
 
-        The copy is used if the directory is later opened without the others. If `is_new` (the directory has no
+        The copy is read if the directory is later opened without the other ones. If `is_new` (the directory has no
         partition yet), the broker-level overrides are copied, too.
         """
         with self._lock:
@@ -209,10 +211,10 @@ class Settings:
                     disk.replace_file(log_dir / name, _file_of(overrides))
 
     def _check_log_dirs(self, name: str) -> None:
-        """Raise an error if a log directory may have a copy of a settings file that a change could not update.
+        """Raise an error if a change of a settings file could not update its copies in all log directories.
 
-        The outdated copy could be read later. Raises `LogDirFailed` if a log directory is offline, and
-        `InvalidStore` for a log directory of the store that is not open here and has such a file.
+        An outdated copy could be read later. Raises `LogDirFailed` if a log directory is offline, and `InvalidStore`
+        if a log directory of the store that is not open here has a copy.
         """
         for disk, _ in self._all_log_dirs:
             if disk.failure is not None:
@@ -221,8 +223,8 @@ class Settings:
             if (path / name).exists():
                 here = " ".join(str(log_dir) for _, log_dir in self._all_log_dirs)
                 raise InvalidStore(
-                    f"{path / name}: this copy of the settings in {here} would not be changed; name the log "
-                    f"directories together, as in '{here} {path}'"
+                    f"{path / name}: not changed, because its log directory is not open together with {here}; name "
+                    f"all log directories, as in '{here} {path}'"
                 )
 
     def _check_topic(self, topic: str, broker: Mapping[str, str], config: BrokerConfig) -> None:
@@ -239,13 +241,14 @@ class Settings:
             ) from None
 
     def _log_dirs(self) -> Iterator[tuple[Disk, Path]]:
-        """Iterate over the log directories that work; one that fails before its turn is left out."""
+        """Iterate over the log directories that work. One that fails during the iteration is left out."""
         return (each for each in self._all_log_dirs if each[0].failure is None)
 
     def changed_ns(self, topic: str | None = None) -> int:
         """Return when the settings of a topic, or of the broker level, last changed: ns since the epoch, 0 if never.
 
-        This is the newest mtime of the file in any log directory, or the time of the file's removal if that is later.
+        This is the newest mtime of the settings file in any log directory, or the time when this process removed the
+        file, if that is later.
         """
         name = BROKER_FILE if topic is None else _topic_file(topic)
         times = [self._removed_ns.get(name, 0)]
@@ -303,7 +306,7 @@ def _changed(
     setting: Callable[[str], Setting],
     changes: Mapping[str, str | None],
 ) -> Mapping[str, str]:
-    """Return `overrides` after `changes`, in canonical form; None or a blank text removes an override."""
+    """Return `overrides` with `changes` applied, in canonical form; None or a blank text removes an override."""
     changed = dict(overrides)
     for name, text in changes.items():
         known = setting(name)

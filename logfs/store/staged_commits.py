@@ -1,9 +1,9 @@
 """Atomic commits of staged batches to several partitions: to all of them or to none, and never twice.
 
-A commit is decided when one rename replaces the commit file `logfs-commits` in one of the log directories. Before the
-rename nothing has changed. After the rename the commit will be done, at the latest by the next process that opens the
-directories for writing. Each writer numbers its commits. The commit file also holds the number (`sequence`) of each
-writer's last commit, until `EXPIRATION_MS` after that commit. So a commit that is sent again changes nothing.
+A commit is decided when one rename replaces the commit file `logfs-commits` in one of the log directories. Before
+this rename nothing has changed. After it the commit is certain to be done, at the latest by the next process that
+opens the directories for writing. Each writer numbers its commits. The commit file also keeps the number (`sequence`)
+of each writer's last commit, for `EXPIRATION_MS` after that commit. So a commit that is sent again changes nothing.
 """
 
 from __future__ import annotations
@@ -57,18 +57,19 @@ logger = logging.getLogger(__name__)
 
 # Kafka keeps a transactional id for the same time (transactional.id.expiration.ms).
 EXPIRATION_MS = 7 * 86_400_000
-# The age (ms) at which upkeep removes staged files that no decided commit needs. No task of a writer takes so long.
+# The age (ms) at which upkeep removes staged files that no decided commit needs; no writer takes so long to commit.
 ORPHAN_MS = 86_400_000
-# The time (ms) between two searches of upkeep for such files.
+# The interval (ms) at which upkeep searches for such files.
 _LOOK_MS = 3_600_000
-# Write errors after which a partition still works: a full disk, other exhausted resources, a missing staged file.
+# The errnos of failed writes after which a partition still works: exhausted resources, or a missing staged file.
 _HARMLESS = EXHAUSTED | {errno.ENOENT}
 
 
 class Committed(NamedTuple):
     """The outcome of a commit: `offsets` maps each partition to (first offset, offset after the last).
 
-    If `already`, the writer had made this commit or a later one before: nothing was changed, and `offsets` is empty.
+    If `already` is True, the writer had already made this commit or a later one. Then nothing was changed, and
+    `offsets` is empty.
     """
 
     already: bool
@@ -79,7 +80,7 @@ class Commits:
     """The commits of a store. One commit runs at a time; a read-only store accepts none."""
 
     def __init__(self, registry: PartitionRegistry) -> None:
-        """Read the commit files, unless the store is read-only. An error is logged, and `commit` then raises it."""
+        """Read the commit files, unless the store is read-only. An error is logged, and raised by each `commit`."""
         self._registry = registry
         self._lock = make_rlock(Level.COMMITS)
         self._known: dict[LogDir, CommitLog] = {}
@@ -89,26 +90,26 @@ class Commits:
             try:
                 self._known[log_dir] = read_commits(log_dir.disk, log_dir.path)
             except (Corrupt, OSError) as error:
-                # Without this file it is unknown which commits were done, so none is accepted.
+                # Without this file it is unknown which commits were done, so `commit` refuses all new ones.
                 logger.error("staged batches are refused until the store is reopened: %s", error)
                 self._unreadable = error
 
     def pending(self) -> dict[LogDir, Pending]:
-        """Return the commits that are decided but not done, by log directory; each has at most one."""
+        """Return the commits that are decided but not done, by log directory. A log directory has at most one."""
         return {path: log.pending for path, log in self._known.items() if log.pending is not None}
 
     def partitions(self) -> set[str]:
-        """Return the names of the partitions with a commit that is decided but not done. They must not be moved."""
+        """Return the names of the partitions of commits that are decided but not done. They must not be moved."""
         return {part.partition for pending in self.pending().values() for part in pending.parts}
 
     def commit(self, writer: str, sequence: int, staged: Iterable[StagedFile]) -> Committed:
         """Execute `Store.commit`. Each partition gets its batches in the order of `staged`.
 
-        If the writer has made the commit before, the staged files are removed. An error before the decision leaves
-        everything as it was: `UnknownPartition`, `RecordTooLarge`, `InvalidRecord`, `InvalidStore`, `Corrupt`,
-        `PartitionFailed`, `NotWritable`, `OSError`, and `WouldBlock` in a thread that must not wait for the disk.
-        `CommitPending` means that this commit or an earlier one is decided but could not be finished; the error names
-        the cause.
+        If the writer has made the commit before, the staged files are removed. These errors are raised before the
+        commit is decided, and leave everything as it was: `UnknownPartition`, `RecordTooLarge`, `InvalidRecord`,
+        `InvalidStore`, `Corrupt`, `PartitionFailed`, `NotWritable`, `OSError`, and `WouldBlock` in a thread that must
+        not wait for the disk. `CommitPending` means that this commit or an earlier one is decided but could not be
+        finished; the error names the cause.
         """
         self._registry.disk.check_may_block()
         files = list(staged)
@@ -132,12 +133,13 @@ class Commits:
             return self._commit(writer, sequence, files)
 
     def _check_open(self, writer: str) -> None:
-        """Raise `InvalidStore` if the commit file of a log directory that is not open here knows `writer`."""
+        """Raise `InvalidStore` if a log directory of the store that is not open here has commits of `writer`."""
         for path in self._registry.missing_log_dirs:
             if writer in read_commits(self._registry.disk, path).writers:
                 here = " ".join(str(log_dir.path) for log_dir in self._registry.log_dirs)
                 raise InvalidStore(
-                    f"{path}: knows the commits of {writer}; open the log directories together, as in '{here} {path}'"
+                    f"{path}: has the commits of {writer}, but is not open; open the log directories together, as in "
+                    f"'{here} {path}'"
                 )
 
     def _commit(self, writer: str, sequence: int, files: Sequence[StagedFile]) -> Committed:
@@ -170,7 +172,7 @@ class Commits:
         return Committed(False, offsets)
 
     def _check_space(self, parts: Sequence[CommitPart]) -> None:
-        """Raise `OSError` (ENOSPC) if the batches do not fit: no commit is decided that would wait for space."""
+        """Raise `OSError` (ENOSPC) if a log directory has too little free space for the batches of a commit."""
         needed: Counter[LogDir] = Counter()
         for part in parts:
             needed[self._registry.homes[part.partition]] += sum(
@@ -183,10 +185,10 @@ class Commits:
                 raise OSError(errno.ENOSPC, what, str(log_dir.path))
 
     def _home_of(self, writer: str, name: str | None) -> LogDir:
-        """Return the log directory whose commit file records the commits of a writer.
+        """Return the log directory whose commit file is to record a commit of a writer.
 
-        This is the directory that records them already, if it works. Otherwise it is that of the partition `name` or,
-        if `name` is None, the first directory that works.
+        This is the directory that has the writer's last commit, if it works. Otherwise it is the log directory of the
+        partition `name` or, if `name` is None, the first log directory that works.
         """
         known = [home for home, log in self._known.items() if writer in log.writers]
         if known and known[0].failure is None:
@@ -196,9 +198,11 @@ class Commits:
     def _apply(
         self, home: LogDir, pending: Pending, sizes: Mapping[str, StagedSize]
     ) -> Sequence[CommitPart]:
-        """Decide a commit, unless it is decided already; append its batches, record its end, return its parts.
+        """Make the decision for a commit durable, append the batches, and record that the commit is done.
 
-        `home` has the commit file. The locks of the partitions are held until the batches are durable.
+        If the commit is decided already, only the rest is done. `home` is the log directory whose commit file records
+        the commit. The locks of the partitions are held until the batches are durable. Return the parts of the
+        commit, with the offsets of the batches.
         """
         todo = [part for part in pending.parts if not part.done]
         partitions = {part.partition: self._registry.writable(part.partition) for part in todo}
@@ -212,9 +216,10 @@ class Commits:
             for part in todo:
                 partition = partitions[part.partition]
                 for file in part.files:
-                    # Raises `FileNotFoundError` if a move since `measure_staged` has left the staged file behind.
+                    # Check that the staged file exists: if the partition was moved since `measure_staged`, it does
+                    # not, and this raises `FileNotFoundError`.
                     partition.disk.stat(partition.directory / file.name)
-                # Records that a crash could lose must not precede the batches of a decided commit.
+                # Flush, because the records before the batches of a decided commit must not be lost in a crash.
                 partition.flush()
                 now_ms = self._registry.clock()
                 placed[part.partition] = assign_place(
@@ -233,7 +238,7 @@ class Commits:
         return decided.parts
 
     def _land(self, home: LogDir, decided: Pending, staged_appends: Sequence[StagedAppend]) -> None:
-        """Write all batches after the log ends, where no reader sees them; then publish all of them; then flush."""
+        """Write the batches beyond the end of each log, then make them visible to readers, then flush the logs."""
         for staged_append in staged_appends:
             try:
                 staged_append.write()
@@ -253,7 +258,8 @@ class Commits:
                 staged_append.publish(self._registry.clock())
         for staged_append in staged_appends:
             with errors:
-                # Flush even if another partition failed: appends must not follow batches that a crash could lose.
+                # Flush even if another partition has failed: otherwise a crash could lose batches to which later
+                # appends are added.
                 staged_append.partition.flush()
                 done.add(staged_append.part.partition)
         if errors.error is not None:
@@ -263,7 +269,7 @@ class Commits:
             raise _pending_error(decided, errors.error) from errors.error
 
     def _note(self, home: LogDir, done: Pending) -> None:
-        """Record that a commit is done, and remove its staged files. If the recording fails, upkeep repeats it."""
+        """Record that a commit is done, and remove its staged files. If recording it fails, upkeep tries again."""
         now_ms = self._registry.clock()
         finished = replace(done, parts=tuple(replace(part, done=True) for part in done.parts))
         known = self._known[home]
@@ -276,7 +282,7 @@ class Commits:
         try:
             self._write(home, CommitLog(writers))
         except (LogfsError, OSError) as error:
-            # Keep in memory that the parts are done, so that upkeep only writes the record again.
+            # Remember that all parts are done, so that upkeep does not append them again.
             self._known[home] = replace(known, pending=finished)
             logger.warning(
                 "%s: commit %d is done, but not recorded yet: %s", done.writer, done.sequence, error
@@ -289,7 +295,10 @@ class Commits:
         self._known[home] = log
 
     def discard(self, files: Iterable[StagedFile]) -> None:
-        """Remove staged files, but not those of a decided commit. Raises the errors of `read_commits`."""
+        """Remove staged files, except those of commits that are decided but not done.
+
+        Raises the errors of `read_commits`.
+        """
         with self._lock:
             # Read the commit files again: a decision whose fsync failed is not in memory, but may be on the disk.
             wanted = _files_of(read_commits(home.disk, home.path).pending for home in self._known)
@@ -312,8 +321,8 @@ class Commits:
     def finish(self) -> None:
         """Finish the commits that are decided but not done.
 
-        Raises `CommitPending` with the reason if one cannot be finished, for example because its partition is not
-        loaded. Also raises the errors of its partitions and of reading its staged files.
+        Raises `CommitPending` with the reason if a commit cannot be finished, for example because one of its
+        partitions is not loaded. Also raises the errors of the partitions, and of reading the staged files.
         """
         with self._lock:
             for home, pending in self.pending().items():
@@ -329,9 +338,10 @@ class Commits:
                 self._apply(home, replace(pending, parts=parts), sizes)
 
     def _is_present(self, home: LogDir, part: CommitPart) -> bool:
-        """Whether a partition to which a commit appends still exists; False if it was deleted, even if created anew.
+        """Whether the partition to which a decided commit appends `part` still exists.
 
-        Raises `CommitPending` if the partition is not loaded, or its log directory is not open here.
+        A new partition with the name of a deleted one does not count. Raises `CommitPending` if the partition is not
+        loaded, or its log directory is not open here.
         """
         name = part.partition
         partition = self._registry.find(name)
@@ -344,7 +354,7 @@ class Commits:
             )
             if part.done or is_there or has_stood:
                 return True
-            # This partition was created after the decision, in place of a deleted one of the same name.
+            # `partition` was created after the decision, with the name of a deleted one: the result is False.
         elif name in self._registry.homes:
             raise CommitPending(
                 f"{home.path}: a decided commit cannot be finished while {name} is offline or not loaded"
@@ -361,24 +371,24 @@ class Commits:
         return False
 
     def clear_place(self, name: str) -> None:
-        """Remove the recorded place of a decided commit; call this before the log of the partition `name` is changed.
+        """Remove the place of a decided commit in the log of the partition `name` from the commit file.
 
-        The place is the offset, and the position in bytes, where the commit's batches begin in the log. The next
-        opening searches there for batches that a crash left, and regards the commit as done if retention or
-        compaction has passed the place. A change of the log could make both conclusions wrong. A commit without a
-        place gets a new one when it is done. Raises `LogfsError` and `OSError`: then the log must not be changed.
-        Raises `WouldBlock` in a thread that must not wait.
+        This must be called before the log is changed otherwise than by appends. The place is the offset and position
+        (bytes) where the commit's batches begin in the log. The next opening searches there for batches of a crash,
+        and regards the commit as done if retention or compaction has passed the place. A change of the log could make
+        both conclusions wrong. A commit without a place gets a new one when it is finished. If this raises
+        `LogfsError` or `OSError`, the log must not be changed. Raises `WouldBlock` in a thread that must not wait.
         """
         if name not in self.partitions():
             return
         self._registry.disk.check_may_block()
         with self._lock:
-            # If the log may already have batches of the commit, the partition has failed: this raises its error.
+            # If the log may already have batches of the commit, the partition has failed, and this raises the error.
             self._registry.writable(name).check_changeable()
             self._change_parts(name, lambda part: replace(part, base_offset=NO_PLACE))
 
     def _change_parts(self, name: str, change: Callable[[CommitPart], CommitPart]) -> None:
-        """Apply `change` to each `CommitPart` of the partition `name` that is not done; record the result durably."""
+        """Apply `change` to each unfinished `CommitPart` for the partition `name`, and record the result durably."""
         for home, pending in self.pending().items():
             parts = tuple(
                 change(part) if part.partition == name and not part.done else part
@@ -389,12 +399,13 @@ class Commits:
                 self._write(home, replace(self._known[home], pending=pending))
 
     def reconcile(self, log_dir: LogDir, name: TopicPartition, directory: Path) -> bool:
-        """Compare a partition's files with decided commits that are not done; call this before it is loaded.
+        """Compare a partition's log with the commits that are decided but not done.
 
-        `directory` is the partition's directory in `log_dir`. Batches that a crash left incomplete are cut off, and
-        the result is recorded in the commit file. Returns whether files of the partition may have been changed.
-        The opening loads the partitions of decided commits one by one before any others, so only one thread at a time
-        changes the commit file here.
+        This must be called before the partition is loaded. `directory` is the partition's directory in `log_dir`. A
+        part whose batches are all in the log is recorded as done. Otherwise batches that a crash has left at the
+        place of the part are cut off. Returns whether files of the partition may have been changed. When a store is
+        opened, the partitions of decided commits are loaded one by one before any others, so only one thread at a
+        time changes the commit file here.
         """
         changed = False
         start = max(log_dir.log_starts.get(name, 0), log_dir.cleaner_offsets.get(name, 0))
@@ -404,7 +415,7 @@ class Commits:
             if part.base_offset == NO_PLACE:
                 return part
             if start > part.base_offset:
-                # Retention or compaction has passed the place of the part in the log, so the part was done.
+                # The log was deleted or compacted beyond the place of this part, so the part had been appended.
                 return replace(part, done=True)
             try:
                 part = reconcile(log_dir.disk, directory, part)[0]
@@ -414,17 +425,17 @@ class Commits:
             changed |= not part.done
             return part
 
-        # Record the result now: before the next opening, other writers may append at this offset.
+        # Record the result now, because other writers may append at the offset of the part before the next opening.
         self._change_parts(name.directory, compare)
         return changed
 
     def place_of_remains(
         self, log_dir: LogDir, name: TopicPartition, directory: Path
     ) -> FilePosition | None:
-        """Return the position at which a crash left batches of an unfinished commit in a log, or None.
+        """Return the position at which a crash may have left batches of an unfinished commit in a log, or None.
 
-        `directory` is the partition's directory in `log_dir`. A read-only store ends the log at that position; the
-        next opening for writing cuts the incomplete batches off and does the commit.
+        `directory` is the partition's directory in `log_dir`. A read-only store ends the log at that position. The
+        next opening for writing cuts the log off there, and finishes the commit.
         """
         for home in self._registry.log_dirs:
             try:
@@ -467,7 +478,10 @@ class Commits:
 
 
 def read_commits(disk: Disk, log_dir: Path) -> CommitLog:
-    """Return the content of a log directory's commit file; empty if it is missing. Raises `Corrupt`, `OSError`."""
+    """Return the content of a log directory's commit file, an empty `CommitLog` if the file is missing.
+
+    Raises `Corrupt` and `OSError`.
+    """
     path = log_dir / commit_file.FILE_NAME
     try:
         return commit_file.parse_commits(disk.read_file(path))
@@ -481,7 +495,7 @@ def read_commits(disk: Disk, log_dir: Path) -> CommitLog:
 
 
 def _files_of(decided: Iterable[Pending | None]) -> set[StagedFile]:
-    """Return the staged files of decided commits."""
+    """Return the staged files of all commits in `decided`."""
     parts = [part for pending in decided if pending is not None for part in pending.parts]
     return {file for part in parts for file in part.files}
 

@@ -107,12 +107,14 @@ class Store:
         With `read_only` nothing on the disk is written, locked or repaired. Otherwise an empty directory becomes a
         log directory, and with `create` a missing one, too, if its parent directory exists. Any other path that is
         not a log directory raises `InvalidStore`, and nothing in it is changed. The other arguments and errors are as
-        for `logfs.open`. `progress` is called by several threads. The partitions that `only` excludes are not listed.
-        They are loaded only if the store needs them for a decided commit, or as part of an internal topic. With
-        `lazy`, a partition is loaded, and recovered if necessary, at its first use or by `load_all`; otherwise the
-        constructor loads all. A `Lease` may be given in place of a log directory that another process has locked: it
-        permits work on one partition. The URL of a bucket, such as `s3://bucket/prefix`, may be given alone, with
-        `read_only`: its partitions are those that brokers have copied there.
+        for `logfs.open`; `progress` may be called by several threads at the same time. The partitions that `only`
+        excludes are not listed. They are loaded only if the store itself needs them, for a decided commit or as part
+        of an internal topic. With `lazy`, a partition is loaded, and recovered if necessary, at its first use or by
+        `load_all`; otherwise the constructor loads all partitions.
+
+        A `Lease` may be given in place of a log directory that another process has locked; it permits work on one
+        partition. The URL of a bucket, such as `s3://bucket/prefix`, may be given alone and with `read_only`; the
+        partitions are then those that brokers have copied to the bucket.
         """
         log_dirs = [log_dirs] if isinstance(log_dirs, (str, os.PathLike)) else list(log_dirs)
         check_log_dirs(log_dirs, may_be_empty=not read_only, may_be_made=create and not read_only)
@@ -157,12 +159,15 @@ class Store:
             raise
 
     def _find_partitions(self) -> None:
-        """Find the partitions; load all, or, if lazy, those of decided commits; then finish these commits."""
+        """Find and load the partitions, then finish the commits that are decided but not done.
+
+        A lazy store loads only the partitions of these commits.
+        """
         began = time.monotonic()
         self.registry.find_missing_log_dirs()
         self.registry.loader.find()
         for name in sorted(self.commits.partitions()):
-            # `Commits.reconcile` requires that these partitions are loaded first, even those that `only` excludes.
+            # `Commits.reconcile` requires that these partitions are loaded first, even if `only` excludes them.
             self.registry.include(name)
         if not self._is_lazy:
             self.load_all()
@@ -178,7 +183,7 @@ class Store:
         try:
             self.commits.finish()
         except (LogfsError, OSError) as error:
-            # The commit stays decided, and upkeep tries to finish it.
+            # The commit stays decided, and `upkeep` tries again to finish it.
             logger.error("a decided commit is not finished yet: %s", error)
 
     def load_all(self, *, gently: bool = False) -> None:
@@ -248,17 +253,18 @@ class Store:
         return self.registry.find(name)
 
     def writable(self, name: str) -> Partition:
-        """Load and return a partition to change. Raises as `store[name]`, and `NotWritable` in a read-only store."""
+        """Return a partition for changes. Raises the errors of `store[name]`, and `NotWritable` if read-only."""
         return self.registry.writable(name)
 
     def create(
         self, name: str, *, mirror_of: str = "", mirrored_id: uuid.UUID | None = None
     ) -> Partition:
-        """Create a partition in the log directory with the fewest partitions, and return it once it is durable.
+        """Create a partition in the log directory with the fewest partitions, and return it when it is durable.
 
-        Committed offsets of groups for a deleted partition of that name are removed. Only the mirror of a cluster
-        gives `mirror_of` (`logfs.mirror.source` of the topic) and `mirrored_id`, the topic's id in that cluster. The
-        partition then gets this id, and no leader epoch until its first batch is appended.
+        Committed offsets of groups for a deleted partition of that name are removed. `mirror_of` and `mirrored_id`
+        are only for the process that mirrors a cluster: they are the topic's setting `logfs.mirror.source`, and the
+        topic's id in that cluster. The partition then gets this id, and no leader epoch until its first batch is
+        appended.
 
         Raises `InvalidName`, `PartitionExists`, `NotWritable`, `PartitionFailed` in a closed store, `OSError`, such
         as `LogDirFailed`, and the errors of `Groups.forget`.
@@ -281,7 +287,7 @@ class Store:
             self.registry.homes[name] = log_dir
             self.registry.partitions[name] = partition
             if parsed in log_dir.recovery_points or parsed in log_dir.log_starts:
-                # The checkpoints still have the entries of a deleted partition of that name: their removal failed.
+                # Remove the checkpoint entries of a deleted partition of that name, whose removal had failed.
                 self.checkpoints.write()
             log_dir.set_cleaner_offset(parsed, None)
         return partition
@@ -294,7 +300,7 @@ class Store:
         disk.mkdir(path)
         try:
             topic_id = self.registry.topic_id(topic)
-            # A deleted partition of that name may have remote segments under the same topic id.
+            # A deleted partition of that name may have left remote segments with the same topic id: delete these.
             self.tiered.forget_partition(topic_id, name.directory)
             topic_id = mirrored_id or topic_id or checkpoint.random_uuid()
             write_topic_id(disk, path, topic_id)
@@ -307,7 +313,8 @@ class Store:
                 loaded.epochs.assign(LEADER_EPOCH, 0)
             disk.sync_directory(path)
         except BaseException:
-            # Rename first, which needs no descriptor: if the removal fails, the next opening removes the directory.
+            # Rename the directory first, which needs no file descriptor. If the removal then fails, the next opening
+            # of the store removes the directory.
             doomed = path.with_name(names.deleted_directory(name, uuid.uuid4().hex))
             with suppress(LogfsError, OSError):
                 disk.rename_unsynced(path, doomed)
@@ -330,32 +337,33 @@ class Store:
         return Topic(self, name)
 
     def delete(self, name: str, *, only_empty: bool = False) -> None:
-        """Delete a partition as Kafka does: rename it at once, and have it removed after `file.delete.delay.ms`.
+        """Delete a partition as Kafka does: its directory is renamed now, and removed after `file.delete.delay.ms`.
 
-        Until then `undelete` brings it back. The committed offsets of consumer groups for the partition are removed,
-        too. With the last partition of a topic, the topic's settings are removed. Raises `UnknownPartition`,
+        Until then `undelete` can restore the partition. The committed offsets of consumer groups for the partition
+        are removed, too, and with the last partition of a topic also the topic's settings. Raises `UnknownPartition`,
         `NotWritable`, `InvalidStore` if a log directory of the store that is not open here has committed offsets, the
-        error that keeps the partition offline, and with `only_empty` `PartitionNotEmpty` if it has records.
+        error that keeps the partition offline, and, with `only_empty`, `PartitionNotEmpty` if it has records.
         """
         self._check_writable(name)
         self.deleter.delete(name, only_empty=only_empty)
 
     def undelete(self, name: str) -> Log:
-        """Bring a deleted partition back, and return it; possible until `file.delete.delay.ms` has passed.
+        """Restore a deleted partition, and return it. This is possible until `file.delete.delay.ms` has passed.
 
-        It gets back its records, its log start, the committed offsets of groups, and, if it is the first partition of
-        its topic, the topic's settings. Raises `UnknownPartition` if it cannot be brought back, `PartitionExists`,
-        `InvalidStore` if another topic has its topic's name now, `NotWritable`, and the errors of a load.
+        The records, the log start and the committed offsets of groups are restored, and, if the topic has no other
+        partition, also the topic's settings. Raises `UnknownPartition` if the partition cannot be restored,
+        `PartitionExists`, `InvalidStore` if a new topic has the name of the partition's topic, `NotWritable`, and the
+        errors of a load.
         """
         self._check_writable(name)
         return self.deleter.undelete(name)
 
     def truncate(self, name: str, offset: int, *, mirror_of: str | None = None) -> bool:
-        """Drop the records of a partition at or above an offset, for good, and return whether anything changed.
+        """Remove the records of a partition at or above an offset irrevocably; return whether anything changed.
 
-        Only the mirror of a cluster may change the topics that it mirrors. It gives their `logfs.mirror.source` as
-        `mirror_of`. Raises `NotWritable`, and `OffsetOutOfRange` for an offset that is negative or only in the object
-        store.
+        Only the process that mirrors a cluster may truncate a mirrored topic: it must give the topic's
+        `logfs.mirror.source` as `mirror_of`. Raises `NotWritable`, and `OffsetOutOfRange` for an offset that is
+        negative, or only in the object store.
         """
         if offset < 0:
             raise OffsetOutOfRange(f"{name}: cannot truncate at offset {offset}: give 0 or more")
@@ -365,12 +373,13 @@ class Store:
             partition.check_truncatable(offset)
             self.commits.clear_place(name)
             if offset < partition.recovery_point:
-                # Lower this point first: otherwise recovery after a crash would report the dropped records as lost.
+                # Lower the recovery point first: otherwise recovery after a crash would report the removed records
+                # as lost.
                 partition.flusher.lower_recovery_point(offset)
                 self.checkpoints.write_one(self.registry.homes[name])
             self.tiered.forget_from(partition, offset)
             with partition.flusher.lock, partition.lock:
-                # Check again: if the topic was promoted meanwhile, the records may be those of other writers.
+                # Check again: if the topic is no mirror now, these records may be those of other writers.
                 self._check_changeable(partition, mirror_of)
                 changed = partition.truncate(offset)
             if changed:
@@ -386,12 +395,12 @@ class Store:
             partition.check_mirror(mirror_of)
 
     def delete_records(self, name: str, offset: int, *, mirror_of: str | None = None) -> int:
-        """Advance the log start to an offset, for good, and return the new log start (Kafka's DeleteRecords).
+        """Advance the log start irrevocably to an offset, and return the new log start (Kafka's DeleteRecords).
 
-        -1 stands for the log end offset. An offset below the log start changes nothing. The next `retain` drops the
-        segments that lie wholly below the new log start. Only the mirror of a cluster gives `mirror_of`, as to
-        `truncate`. Raises `OffsetOutOfRange` above the log end and below -1, `NotWritable`, and, without `mirror_of`,
-        `InvalidSetting` if `cleanup.policy` has no `delete`.
+        -1 stands for the log end offset. An offset below the log start changes nothing. The next `retain` deletes the
+        segments that lie wholly below the new log start. `mirror_of` is as for `truncate`. Raises `OffsetOutOfRange`
+        for an offset above the log end or below -1, `NotWritable`, and, without `mirror_of`, `InvalidSetting` if
+        `cleanup.policy` has no `delete`.
         """
         if offset < -1:
             raise OffsetOutOfRange(
@@ -406,7 +415,7 @@ class Store:
                 )
             self.commits.clear_place(name)
             partition.advance_log_start(partition.log_end_offset if offset == -1 else offset)
-            # Write the checkpoints of this log directory only: a full disk of another one must not fail this call.
+            # Write the checkpoints of this log directory only: the full disk of another one must not fail this call.
             self.checkpoints.write_one(self.registry.homes[name])
             self.scheduler.ask(MaintenanceTask.RETENTION)
             return partition.log_start_offset
@@ -424,10 +433,10 @@ class Store:
         return self.retainer.plan(name)
 
     def retain(self, names: Iterable[str] | None = None) -> int:
-        """Drop all segments eligible for deletion (kafka-storage 7), and return how many were dropped.
+        """Delete all segments that are eligible for deletion (kafka-storage 7), and return their number.
 
         Without `names`, all partitions are examined, except failed ones and those whose upkeep is paused. Remote
-        segments that no log needs any more are deleted, too, once `file.delete.delay.ms` has passed.
+        segments that no partition needs any more are deleted, too, once `file.delete.delay.ms` has passed.
         """
         dropped = self.retainer.retain(names)
         self.remote_log_manager.expire()
@@ -436,8 +445,8 @@ class Store:
     def tier(self, name: str) -> int:
         """Copy the sealed segments of a tiered partition into the object store now, and return how many were copied.
 
-        Segments beyond the last stable offset are not copied. Raises `NotWritable`, `InvalidSetting` if the topic is
-        not tiered, and the other errors of `RemoteLogManager.copy`, which can also report progress.
+        Only segments that end at or below the last stable offset are copied. Raises `NotWritable`, `InvalidSetting`
+        if the topic is not tiered, and the other errors of `RemoteLogManager.copy`, which can also report progress.
         """
         self._check_writable(name)
         return len(self.remote_log_manager.copy(name).segments)
@@ -446,8 +455,8 @@ class Store:
         """Compact a partition now, whatever its dirty ratio.
 
         With `roll` the active segment is sealed first, so that it is compacted, too. Raises `NotWritable`,
-        `InvalidSetting` if `cleanup.policy` has no `compact`, and the errors of a round of compaction.
-        `Compactor.compact` also reports progress and returns the result.
+        `InvalidSetting` if `cleanup.policy` has no `compact`, and the other errors of `Compactor.compact`, which also
+        reports progress and returns the result.
         """
         self._check_writable(name)
         self.compactor.compact(name, roll=roll)
@@ -461,8 +470,8 @@ class Store:
     def refresh(self) -> None:
         """Bring a read-only store up to date with the partitions and records that other processes have changed.
 
-        In a store that writes, this does nothing. A deleted partition leaves the store. A partition that was deleted
-        and created again becomes another object; readers of the old object go on with the segments that they have.
+        In a writable store this does nothing. A deleted partition is removed from the store. A partition that was
+        deleted and created again becomes a new object; readers of the old object can still read its segments.
         """
         if not self.read_only:
             return
@@ -500,9 +509,9 @@ class Store:
     def upkeep(self, *, compaction: bool = True) -> None:
         """Do the periodic tasks that are due, such as flushes, checkpoints, retention and compaction; may take long.
 
-        An error of a task is logged, and the task is tried again later. A read-only store only calls `refresh`. If
-        `compaction` is False, no log is compacted, and none is copied to an object store: other threads then call
-        `compactor.run_due` and `remote_log_manager.run_due`, because these may take minutes.
+        An error of a task is logged, and the task is tried again later. In a read-only store this only calls
+        `refresh`. If `compaction` is False, nothing is compacted or copied to an object store, which may take
+        minutes; other threads must then call `compactor.run_due` and `remote_log_manager.run_due`.
         """
         if self.read_only:
             self.refresh()
@@ -535,9 +544,9 @@ class Store:
                 self._release()
 
     def _leave(self) -> None:
-        """Unlock the log directories without a flush and without the clean-shutdown marker, as a kill does.
+        """Unlock the log directories without a flush or a clean-shutdown marker, as if the process were killed.
 
-        Used after Ctrl-C. The partitions take no more appends. The next opening recovers them.
+        Used after Ctrl-C. The partitions accept no more appends, and the next opening recovers them.
         """
         self.registry.loader.stop()
         self._release()
@@ -545,9 +554,10 @@ class Store:
     def _release(self) -> None:
         """Release the log directories, once no partition of this store can change any more.
 
-        Another thread may be in an append. Its next call of the `Disk` is refused. But the thread writes to
-        memory-mapped indexes without the `Disk`, so this method waits for the lock of each partition, for up to
-        `PATIENCE_SECONDS` in all. The lock is reentrant, so a thread interrupted by Ctrl-C does not wait for itself.
+        Another thread may be appending. Its next call of a `Disk` method is refused. But it writes to memory-mapped
+        indexes without calling the `Disk`, so this method waits for the lock of each partition, for up to
+        `PATIENCE_SECONDS` in all. The lock is reentrant, so a thread that Ctrl-C interrupted in an append does not
+        wait for itself.
         """
         log_dirs, self.registry.log_dirs = self.log_dirs, []
         until = time.monotonic() + PATIENCE_SECONDS
@@ -580,12 +590,12 @@ class Store:
             if not self.registry.partitions[name].close():
                 failed.append(name)
 
-        # Several threads, because a filesystem can serve several waiting fsyncs at once.
+        # Use several threads, because a filesystem can complete several fsyncs together.
         for_each(close, sorted(self.registry.partitions), threads=_CLOSING_THREADS)
         homes = self.registry.homes
         dirty = {homes[name] for name in (*failed, *list(self.offline))}
         dirty.update(list(self.checkpoints.unfinished.values()))
-        # A log directory with partitions that were not loaded stays clean only if it was clean at the opening.
+        # With a partition that was not loaded, a log directory is clean only if it was clean when it was opened.
         for name, home in homes.copy().items():
             if name not in self.registry.partitions and not home.clean:
                 dirty.add(home)
@@ -615,10 +625,10 @@ def open_store(
     path is an error (`InvalidStore`) and not a new store. With `read_only` nothing on the disk is changed or locked.
     `clock` returns the time in ms since the epoch. `progress` is called with (partition, bytes read, bytes in all)
     during recovery. `only` is the name of the one partition to load, or a function that selects partitions by name.
-    `recover` recovers even after a clean shutdown.
+    With `recover` all partitions are recovered, even after a clean shutdown.
 
-    Raises `StoreLocked` with the holder's pid, `InvalidStore`, `NotWritable` for a bucket without `read_only`,
-    `InvalidSetting` and `Corrupt` for settings files, and `OSError`.
+    Raises `StoreLocked` if another process has locked a directory, `InvalidStore`, `NotWritable` for a bucket without
+    `read_only`, `InvalidSetting` and `Corrupt` for wrong or damaged settings files, and `OSError`.
     """
     return Store(
         log_dirs,

@@ -1,4 +1,4 @@
-"""A topic: appends to all of its partitions, and reads of all of them merged by time."""
+"""A topic, whose partitions are appended to and read together."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Topic:
     """The partitions of one topic in an open store. Any thread may call its methods.
 
     Each call uses the partitions that the store has at that time. For records without a key, each `Topic` object
-    chooses partitions independently of others.
+    chooses partitions independently of other `Topic` objects.
     """
 
     def __init__(self, store: Store, name: str) -> None:
-        """Make the topic `name` of a store; it need not have any partition yet. Raises `InvalidName`."""
+        """Make the object for the topic `name`, which need not have any partition yet. Raises `InvalidName`."""
         names.check_topic(name)
         self.name = name
         self._store = store
@@ -47,7 +47,7 @@ class Topic:
 
     @property
     def partitions(self) -> Sequence[Log]:
-        """The partitions by number, loaded if necessary. Raises the error that keeps one of them offline."""
+        """The partitions in the order of their numbers, loaded if necessary. Raises the error of an offline one."""
         return [self._store[name] for name in self._store.registry.partitions_of(self.name)]
 
     def missing(self, partitions: int) -> Sequence[str]:
@@ -64,18 +64,19 @@ class Topic:
         return missing
 
     def create(self, partitions: int) -> Sequence[Partition]:
-        """Create the partitions that `missing` returns, and return them. Raises as `missing` and `Store.create` do.
+        """Create the partitions that `missing` returns, and return them.
 
         The partition with the highest number is created first. So after a failure the lowest numbers are missing, and
         the topic refuses appends. If the highest numbers were missing, the topic would accept appends, and choose
-        other partitions for the same keys.
+        wrong partitions for keys. Raises the errors of `missing` and `Store.create`.
         """
         return [self._store.create(name) for name in reversed(self.missing(partitions))][::-1]
 
     def delete(self, *, only_empty: bool = False) -> None:
         """Delete all partitions of the topic, its settings, and the offsets that groups committed for it.
 
-        With `only_empty`, all partitions are checked for records before any is deleted. Raises as `Store.delete`.
+        With `only_empty`, all partitions are checked for records before any is deleted. Raises the errors of
+        `Store.delete`.
         """
         partitions = self.partitions
         for partition in partitions if only_empty else ():
@@ -84,7 +85,7 @@ class Topic:
             self._store.delete(partition.name.directory, only_empty=only_empty)
 
     def undelete(self) -> Sequence[Log]:
-        """Bring the partitions of the deleted topic back, with its settings. Raises as `Store.undelete`."""
+        """Restore the partitions of the deleted topic, with its settings. Raises the errors of `Store.undelete`."""
         return [self._store.undelete(name) for name in self._store.deleter.deleted(self.name)]
 
     def append(self, records: Iterable[Value | Record]) -> Sequence[tuple[int, int]]:
@@ -92,8 +93,8 @@ class Topic:
 
         For each record, the result has (partition number, offset). A record with a key goes to the partition of the
         key's hash. Records without a key go to one partition until they fill a batch, and then to another. The
-        records are readable at once, and durable after `flush`. Raises as `partitions`, `Partition.append` and
-        `check_partitions` do; after an error, records for other partitions may have been appended.
+        records are readable at once, and durable after `flush`. Raises the errors of `partitions`, `Partition.append`
+        and `check_partitions`; after an error, records for other partitions may have been appended.
         """
         partitions = self.partitions
         check_partitions(self.name, partitions)
@@ -124,8 +125,8 @@ class Topic:
 
         The order is (time, partition, offset). The time of a record is the greatest timestamp read so far from its
         partition, so each partition keeps its order. `committed` hides aborted and open transactions. `start` maps
-        partition numbers to the first offsets to read; other partitions are read from their log start. Raises as
-        `Reader.read` does.
+        partition numbers to the first offsets to read; other partitions are read from their log start. Raises the
+        errors of `Reader.read`.
         """
         readers: Sequence[Reader] = [
             partition.committed if committed else partition for partition in self.partitions

@@ -25,9 +25,10 @@ logger = logging.getLogger(__name__)
 
 
 class VolumeStatus(NamedTuple):
-    """A volume as engines show it. `mountpoint` is the path that containers get, "" while it is not mounted.
+    """A volume as container engines show it.
 
-    `users` is the number of uses of the volume, each with an id (see `VolumeDriver`).
+    `mountpoint` is the path that containers get, "" while the volume is not mounted. `users` is the number of ids
+    that use the volume (see `VolumeDriver`).
     """
 
     name: str
@@ -37,26 +38,26 @@ class VolumeStatus(NamedTuple):
 
 
 class VolumeDriver:
-    """The volumes of a machine, for any thread. Requests for different log directories do not wait for each other.
+    """The volumes of a machine. Any thread may call the methods.
 
-    An id stands for one use of a volume, usually by a container. A log directory is mounted while an id uses any of
-    its volumes. An engine may repeat a request: a second mount by the same id, and an unmount by an unknown id,
-    change nothing.
+    Requests for different log directories do not wait for each other. The engine sends an id for each use of a
+    volume, usually by a container. A log directory is mounted while any id uses one of its volumes. An engine may
+    repeat a request: a second mount for the same id, and an unmount for an unknown id, change nothing.
     """
 
     def __init__(self, state: Path, logs: Path) -> None:
-        """Keep the table and the mountpoints in `state`. A volume without `logdir` has its log directory in `logs`.
+        """Keep the table of volumes and the mountpoints in the directory `state`.
 
-        Mounts of an earlier process stay in use. Raises `Corrupt` for a malformed table, `InvalidStore` if another
-        process uses `state`, and `OSError`.
+        A volume without the option `logdir` has its log directory in `logs`. Mounts of an earlier process stay in
+        use. Raises `Corrupt` for a malformed table, `InvalidStore` if another process uses `state`, and `OSError`.
         """
         self._logs, self._state = logs, state
         for path in (state / "mounts", logs):
             path.mkdir(parents=True, exist_ok=True)
-        # Other users must not reach the mounts through this directory. Containers do not need it: the engine mounts
-        # their volumes for them.
+        # Other users must not reach the mounts through this directory. Containers do not go through it, because the
+        # engine mounts their volumes for them.
         state.chmod(0o700)
-        # The lock is held for the life of this object; the kernel releases it when the process ends.
+        # A lock on `state` is held until the process ends; the kernel then releases it.
         self._claim = os.open(state, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(self._claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -70,9 +71,10 @@ class VolumeDriver:
         self._forget_ended()
 
     def _forget_ended(self) -> None:
-        """Remove the ids of volumes that are not mounted now, for example after a reboot.
+        """Remove the ids of each volume that is not mounted now, for example after a reboot.
 
-        Then unmount each log directory of which no id uses a volume.
+        A volume whose daemon has died keeps its ids, because its containers may still run. Then unmount each log
+        directory that no id uses.
         """
         for volume in self._table:
             logdir, ro = volume.options.logdir, volume.options.ro
@@ -86,15 +88,15 @@ class VolumeDriver:
                     logger.warning("%s", error)
 
     def _is_dead(self, volume: Volume) -> bool:
-        """Whether the daemon of a volume's mount has died. Its containers may run on, so their ids are kept."""
+        """Whether the daemon of a volume's mount has died."""
         own = self._mounts.mountpoint(volume.options.logdir, ro=volume.options.ro)
         return mounted_at(own) is MountState.DEAD
 
     def create(self, name: str, given: Mapping[str, str]) -> None:
         """Create a volume unless it exists.
 
-        Raises `InvalidName` for a wrong name, `InvalidSetting` for a wrong option or if the volume exists with other
-        options, and `OSError`.
+        Raises `InvalidName` for an invalid name, `InvalidSetting` for an invalid option, or if the volume exists with
+        other options, and `OSError`.
         """
         options = parse_options(name, given, self._logs)
         logdir = Path(options.logdir)
@@ -112,9 +114,9 @@ class VolumeDriver:
                 )
 
     def remove(self, name: str) -> None:
-        """Forget a volume; its log directory stays.
+        """Remove a volume from the table; its log directory stays.
 
-        Raises `UnknownVolume`, `InvalidStore` while it is used, and `OSError`.
+        Raises `UnknownVolume`, `InvalidStore` while the volume is in use, and `OSError`.
         """
         with self._lock:
             volume = self._known(name)
@@ -125,8 +127,8 @@ class VolumeDriver:
     def mount(self, name: str, user: str) -> str:
         """Mount a volume for the id `user`, and return the path for the container.
 
-        The directory that the volume shows is created if it is missing, and gets the owner and mode of the options,
-        unless the volume is read-only. Raises `UnknownVolume`, `InvalidStore` and `OSError`.
+        Unless the volume is read-only, the directory that it shows is created if it is missing, and gets the owner
+        and mode in the options. Raises `UnknownVolume`, `InvalidStore` and `OSError`.
         """
         with self._lock:
             volume = self._known(name)
@@ -143,16 +145,16 @@ class VolumeDriver:
         return str(path)
 
     def _shown(self, options: VolumeOptions) -> Path:
-        """Mount the log directory, set the owner and mode of the options, and return the path for the container."""
+        """Mount the log directory, set the owner and mode in the options, and return the path for the container."""
         if not options.shown and not options.ro:
-            # The root of the mount has the owner and the mode of the log directory, so set them there.
+            # The root of the mount shows the owner and mode of the log directory, so set those of the log directory.
             _make(Path(options.logdir), options)
         try:
             return self._in_mount(options)
         except OSError as error:
             if error.errno not in DEAD_ERRORS:
                 raise
-        # The daemon died after the mount was found. Try again: now the mount is seen to be dead, and is replaced.
+        # The daemon of the mount died after the mount was found. Try again: the dead mount is replaced.
         return self._in_mount(options)
 
     def _in_mount(self, options: VolumeOptions) -> Path:
@@ -205,7 +207,7 @@ class VolumeDriver:
         return [self._status(each) for each in volumes]
 
     def _status(self, volume: Volume) -> VolumeStatus:
-        # This runs without the lock: a mount that hangs must not delay requests for other volumes.
+        # `_lock` is not held here, because a mount that hangs must not delay requests for other volumes.
         options = volume.options
         mount = self._mounts.find(options.logdir, ro=options.ro) if volume.ids else None
         path = "" if mount is None else str(mount / options.shown)
@@ -219,10 +221,10 @@ class VolumeDriver:
 
 
 def _make(path: Path, options: VolumeOptions) -> None:
-    """Make a directory if it is missing, and give it the owner and the mode of the options.
+    """Make a directory if it is missing, and give it the owner and the mode in the options.
 
-    The owner and the mode of a topic's directory stay as they are. The caller sets those of the topic's partitions,
-    and the files of the topic take theirs from the partitions.
+    The owner and the mode of a topic's directory are not changed. Instead, the caller sets those of the topic's
+    partitions, from which the files of the topic take their owner and mode.
     """
     try:
         path.mkdir()

@@ -1,7 +1,7 @@
-"""The mounts of log directories for volumes: one for each directory, and one more if it is also shown read-only.
+"""The mounts of log directories for volumes: at most one writable and one read-only mount of each log directory.
 
-A mount is a daemon of its own, started by `logfs mount`. It continues when the plugin ends, so the containers that
-use it continue, too.
+A mount is a separate daemon process, started by `logfs mount`. It continues when the plugin ends, so that containers
+can continue to use it.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ logger = logging.getLogger(__name__)
 
 # The exit code of `logfs umount` if the filesystem is still mounted elsewhere.
 _SERVED_ELSEWHERE = 3
-# This variable is not passed on to the mounts: systemd would take their READY=1 for that of the plugin.
+# This environment variable is not passed on to the daemons: systemd would take their READY=1 for that of the plugin.
 _MANAGER = "NOTIFY_SOCKET"
 
 
 class LogMounts:
-    """Mounts log directories below one directory.
+    """Mounts log directories on mountpoints in one directory.
 
-    Any thread may use it. A caller of `mount` or `unmount` must hold the `lock` of the log directory.
+    Any thread may call the methods. A caller of `mount` or `unmount` must hold the `lock` of the log directory.
     """
 
     def __init__(self, directory: Path) -> None:
-        """Mount below `directory`, which must exist. Messages of the daemons go to files beside the mountpoints."""
+        """Use mountpoints in `directory`, which must exist. The daemons write log files beside the mountpoints."""
         self._directory = directory
         self._locks: dict[str, threading.Lock] = {}
 
     def lock(self, logdir: str) -> threading.Lock:
-        """Return the lock that is held while a log directory is mounted or unmounted."""
+        """Return the lock that a thread must hold while it mounts or unmounts a log directory."""
         return self._locks.setdefault(logdir, make_lock(Level.VOLUME))
 
     def mountpoint(self, logdir: str, *, ro: bool) -> Path:
-        """Return where this object mounts a log directory.
+        """Return the mountpoint on which this object mounts a log directory.
 
-        The name has a hash of `logdir`, because log directories in different places may have the same name.
+        Its name contains a hash of `logdir`, because log directories in different places may have the same name.
         """
         digest = hashlib.sha256(os.fsencode(logdir)).hexdigest()[:8]
         return self._directory / f"{Path(logdir).name[:64]}-{digest}{'-ro' if ro else ''}"
@@ -61,7 +61,8 @@ class LogMounts:
     def find(self, logdir: str, *, ro: bool) -> Path | None:
         """Return the mountpoint at which a log directory can be used; None if it is not mounted.
 
-        Without `ro` it may be the mount of another process: a log directory has only one writable mount at a time.
+        Without `ro` this may be a mount that this object has not made, because a log directory can have only one
+        writable mount at a time.
         """
         own = self.mountpoint(logdir, ro=ro)
         if mounted_at(own) is MountState.LIVE:
@@ -84,8 +85,8 @@ class LogMounts:
         log_file = mountpoint.with_name(f"{mountpoint.name}.log")
         words = ["mount", f"--log-file={log_file}", *(["--read-only"] if ro else [])]
         if os.geteuid() == 0:
-            # Processes in containers run as other users. Root may use this option in any case; other users may use it
-            # only if /etc/fuse.conf permits it.
+            # Permit access by other users, as which the processes in containers run. Root may always use this option;
+            # other users may use it only if /etc/fuse.conf permits it.
             words.append("-oallow_other")
         self._run([*words, "--", logdir, str(mountpoint)])
         return mountpoint
@@ -93,24 +94,24 @@ class LogMounts:
     def unmount(self, logdir: str, *, ro: bool) -> None:
         """Unmount a log directory from the path that `mountpoint` returns, and wait until the daemon has closed it.
 
-        Does not unmount if the log directory is not mounted there. Raises `InvalidStore` if the unmount fails, and
-        `OSError`.
+        If the log directory is not mounted there, only the mountpoint and the log file are removed. Raises
+        `InvalidStore` if the unmount fails, and `OSError`.
         """
         mountpoint = self.mountpoint(logdir, ro=ro)
         state = mounted_at(mountpoint)
         if state is not MountState.NOTHING:
             self._run(["umount", *(["-l"] if state is MountState.DEAD else []), str(mountpoint)])
         if mountpoint.exists():
-            # The removal of the mountpoint makes the kernel detach the mount in other mount namespaces, too.
+            # Removing the mountpoint makes the kernel detach the mount in other mount namespaces, too.
             mountpoint.rmdir()
         mountpoint.with_name(f"{mountpoint.name}.log").unlink(missing_ok=True)
 
     @staticmethod
     def _run(words: list[str]) -> None:
-        """Run a command of logfs, and raise `InvalidStore` with the last line of its errors if it fails.
+        """Run a `logfs` command. If it fails, raise `InvalidStore` with the last line of its standard error.
 
-        After an unmount, the filesystem may still be mounted elsewhere: for example, a container that is starting has
-        copies of all mounts. This is no failure, and is only logged.
+        After `logfs umount`, the filesystem may still be mounted elsewhere: for example, a container that is starting
+        has copies of all mounts. This is not a failure, and is only logged.
         """
         environment = {name: value for name, value in os.environ.items() if name != _MANAGER}
         done = subprocess.run(

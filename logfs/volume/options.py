@@ -26,9 +26,9 @@ _TEXTS = ("logdir", "topic", "partition")
 class VolumeOptions:
     """What a volume shows: a whole log directory, or one topic or partition of it.
 
-    `logdir` is an absolute path. At most one of `topic` and `partition` is set; both are "" for the whole mount. With
-    `ro` the log directory is mounted read-only. `uid`, `gid` and `mode` (permission bits) are given to the directory
-    that the volume shows; None leaves them as they are.
+    `logdir` is an absolute path. At most one of `topic` and `partition` is set; both are "" for the whole log
+    directory. With `ro` the log directory is mounted read-only. `uid`, `gid` and `mode` (permission bits) are set on
+    the directory that the volume shows; None leaves them as they are.
     """
 
     logdir: str
@@ -41,7 +41,7 @@ class VolumeOptions:
 
     @property
     def shown(self) -> str:
-        """The path of the topic or partition in the mount of the log directory; "" for the whole mount."""
+        """The path, relative to the mountpoint, of the topic or partition to show; "" for the whole mount."""
         return f"topics/{self.topic}" if self.topic else self.partition
 
     def to_json(self) -> dict[str, object]:
@@ -50,9 +50,10 @@ class VolumeOptions:
 
 
 def parse_options(name: str, given: Mapping[str, str], root: Path) -> VolumeOptions:
-    """Return the options of the volume `name`, parsed from `given`. Without `logdir` it shows `root`/`name`.
+    """Return the options of the volume `name`, parsed from `given`.
 
-    Raises `InvalidName` for a wrong name of a volume, topic or partition, and `InvalidSetting` for a wrong option.
+    The default of the option `logdir` is `root`/`name`. Raises `InvalidName` for an invalid name of a volume, topic
+    or partition, and `InvalidSetting` for an invalid option.
     """
     if not _NAME.fullmatch(name) or len(name) > _MOST_NAME_BYTES:
         raise InvalidName(

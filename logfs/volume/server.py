@@ -29,7 +29,7 @@ _PASSED = 3
 
 
 class VolumeServer(ThreadingMixIn, UnixStreamServer):
-    """Passes the requests of container engines to a driver, each connection in its own thread, until `shutdown`."""
+    """Passes the requests of container engines to a driver, with one thread for each connection."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -85,7 +85,7 @@ class VolumeServer(ThreadingMixIn, UnixStreamServer):
 
 
 class _Request(BaseHTTPRequestHandler):
-    """Answers the requests of one connection from a container engine."""
+    """Answers the requests that arrive on one connection of a container engine."""
 
     protocol_version = "HTTP/1.1"
     server: VolumeServer
@@ -148,7 +148,7 @@ def _options(asked: dict[str, Any]) -> dict[str, str]:
 
 def _shown(status: VolumeStatus) -> dict[str, object]:
     told = status.options.to_json().items()
-    # Leave out options that are not set. A number is set even if it is 0, which is the id of root.
+    # Leave out options that are not set. A number is always set, even if it is 0, the id of root.
     options = {name: value for name, value in told if value or type(value) is int}
     if status.options.mode is not None:
         options["mode"] = f"{status.options.mode:04o}"

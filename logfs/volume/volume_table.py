@@ -1,4 +1,4 @@
-"""The volumes, and the ids of their users, in a file: the next process of the plugin must know both."""
+"""A file with the volumes and the ids of their users, so that the next process of the plugin knows both."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Volume(NamedTuple):
 class VolumeTable:
     """The volumes by name. A change is durable in the file when `put` or `remove` returns.
 
-    One thread at a time may use it.
+    Only one thread at a time may use a table.
     """
 
     def __init__(self, disk: Disk, path: Path) -> None:
-        """Read the table from the file `path`, if there is one. Raises `Corrupt` if it is no table, and `OSError`."""
+        """Read the table from the file `path`, if it exists. Raises `Corrupt` for other content, and `OSError`."""
         self._disk = disk
         self._path = path
         self._volumes: dict[str, Volume] = {}
@@ -45,7 +45,8 @@ class VolumeTable:
             }
         except (ValueError, TypeError, AttributeError, KeyError) as error:
             raise Corrupt(
-                f"{path}: is not the table of volumes ({error}); restore it, or move it away and create the volumes"
+                f"{path}: is not the table of volumes ({error}); restore it, or move it away and create the volumes "
+                "again"
             ) from None
 
     def __iter__(self) -> Iterator[Volume]:
@@ -65,7 +66,7 @@ class VolumeTable:
         self._write({each.name: each for each in self if each.name != name})
 
     def _write(self, volumes: dict[str, Volume]) -> None:
-        """Replace the table by `volumes`: the file, then this object. An `OSError` leaves this object unchanged."""
+        """Write `volumes` to the file, and then keep them in this object, which an `OSError` leaves unchanged."""
         content = {
             name: {"options": each.options.to_json(), "ids": sorted(each.ids)}
             for name, each in volumes.items()

@@ -49,7 +49,7 @@ def test_options_are_those_of_kafka_python(tmp_path: Path) -> None:
         ("sasl.jaas.config=secret", "needs username=.*password="),
         ("request.timeout.ms=-5", r"the value of request\.timeout\.ms is refused"),
         ("client.dns.lookup=secret", r"the value of client\.dns\.lookup is refused"),
-        ("secret\\u12", "is no file of properties"),
+        ("secret\\u12", "is not a properties file"),
     ],
 )
 def test_wrong_options_are_named_and_not_shown(tmp_path: Path, line: str, message: str) -> None:

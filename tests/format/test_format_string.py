@@ -54,7 +54,7 @@ def test_tokens(form: str, expected: bytes) -> None:
 @pytest.mark.parametrize("form", ["%x", "%o %", "%%%é", "%\n"])
 def test_unknown_letters(form: str) -> None:
     """They are an error that lists the letters."""
-    with pytest.raises(InvalidName, match="the letters are %s %k"):
+    with pytest.raises(InvalidName, match="the tokens are %s %k"):
         FormatString(form.encode(), ORDERS)
 
 

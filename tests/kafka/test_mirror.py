@@ -389,7 +389,7 @@ def test_tls_and_sasl_by_a_file_of_properties(
         ({"sasl.plain.password": "wrong-" + PASSWORD}, "no broker answers"),
         ({"security.protocol": "PLAINTEXT", **soon}, "no broker answers"),
         ({"security.protocol": "SASL_PLAINTEXT", **soon}, "no broker answers"),
-        ({"ssl.cafile": str(tmp_path / "nowhere.pem")}, "ssl.cafile names no file"),
+        ({"ssl.cafile": str(tmp_path / "nowhere.pem")}, "names a file that cannot be read"),
         ({"sasl.mechanism": "PLAIN-TEXT", **soon}, "no broker answers"),
         ({}, ""),
     ]

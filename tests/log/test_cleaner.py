@@ -480,7 +480,7 @@ def test_a_round_is_aborted_cleanly_if_the_log_changes(
             store.delete(NAME)
 
     done = False
-    with pytest.raises(CleaningAborted, match="while it was cleaned"):
+    with pytest.raises(CleaningAborted, match="while it was compacted"):
         clean(orders, Dirty(0, 15), clock(), memory_bytes=MEMORY, spend=change)
     left = [path.name for path in orders.directory.iterdir()]
     assert not [name for name in left if name.endswith((".cleaned", ".swap"))]

@@ -933,7 +933,7 @@ def test_bad_mountpoints(tmp_path: Path) -> None:
     for words, expected in (
         ((tmp_path / "log", tmp_path / "missing"), "the mountpoint does not exist"),
         ((tmp_path / "log", tmp_path / "file"), "not a directory"),
-        ((tmp_path / "full/log", tmp_path / "full"), "cannot lie in its own mount"),
+        ((tmp_path / "full/log", tmp_path / "full"), "and the mount would hide it"),
         ((tmp_path / "mnt",), "LOGDIR"),
         (("-o", "colour=blue", tmp_path / "log", tmp_path / "mnt"), "colour=blue"),
         ((tmp_path / "file", tmp_path / "mnt"), "is a file, not a log directory"),

@@ -228,7 +228,7 @@ def test_the_map_of_another_log_is_refused(tmp_path: Path) -> None:
     opened(path).check_source("payments", "another", {0: 0})
     with pytest.raises(ClusterError, match=f"another topic orders, with the id {ID}"):
         opened(path).check_source(TOPIC, "another", {0: 9})
-    with pytest.raises(ClusterError, match="up to offset 9, but the log here ends at 8"):
+    with pytest.raises(ClusterError, match="up to offset 9, but the local log ends at 8"):
         opened(path).check_source(TOPIC, ID, {0: 8})
 
 

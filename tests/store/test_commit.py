@@ -521,7 +521,7 @@ def test_a_commit_is_not_repeated_without_the_log_directory_that_knows_it(
     other = next(path for path in dirs if path != knows)
     with Store(other, clock=clock) as store:
         again = staging(store, "q", 1, {home[other]: [b"3"]})
-        with pytest.raises(InvalidStore, match=f"{knows}: knows the commits of q"):
+        with pytest.raises(InvalidStore, match=f"{knows}: has the commits of q"):
             store.commit("q", 1, again)
         assert not store.commit("r", 0, staging(store, "r", 0, {home[other]: [b"4"]})).already
     with Store(dirs, clock=clock) as store:

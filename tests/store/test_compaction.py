@@ -319,7 +319,7 @@ def test_a_round_ends_when_the_store_is_stopped_or_the_policy_changes(
 ) -> None:
     orders = store.create("orders-0")
     fill(orders, clock, 2)
-    with pytest.raises(CleaningAborted, match=r"cleanup\.policy has no 'compact' any more"):
+    with pytest.raises(CleaningAborted, match=r"cleanup\.policy no longer has 'compact'"):
         store.compactor.compact(
             "orders-0", progress=lambda _: set_topic(store, "orders", cleanup_policy="delete")
         )

@@ -162,7 +162,7 @@ def test_a_name_that_is_taken_again_is_not_brought_back(store: Store, clock: Clo
             clock.now_ms += 1
     with pytest.raises(PartitionExists):
         store.undelete("orders-0")
-    with pytest.raises(InvalidStore, match="another topic orders exists"):
+    with pytest.raises(InvalidStore, match="a new topic orders exists"):
         store.undelete("orders-1")
     store.topic("orders").delete()
     (found,) = store.topic("orders").undelete()

@@ -1,4 +1,4 @@
-"""`logfs dump`: print files as kafka-dump-log does, line by line (kafka-storage 13, and the tool itself).
+"""`logfs dump`: print files line by line, as kafka-dump-log does (kafka-storage 13).
 
 In this package "the tool" is kafka-dump-log. As in the tool, the lines go to standard output, and the summary of
 findings at the end goes to standard error. With `--json`, both go to standard output, one JSON object per line. For a
@@ -96,7 +96,7 @@ def _size(text: str) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Dump each file, then print the findings of all files; exit code 1 if something is wrong."""
+    """Dump each file, then print the findings of all files; exit code 1 for an error, also if it is a finding."""
     from logfs.cli.dump.job import DumpJob
 
     names = arguments.names + arguments.files
@@ -124,7 +124,7 @@ def _dump(name: str, job: DumpJob) -> None:
     try:
         dump(name, job)
     except BrokenPipeError:
-        # The reader of the output has exited: this is no error of the file.
+        # The reader of the output has exited, which is not an error of the dumped file.
         raise
     except OSError as error:
         job.fail(f"{error.filename or name}: {error.strerror or error}")

@@ -1,4 +1,7 @@
-"""Reads a .log file as kafka-dump-log does: invalid batches, too, because only their length fields are used."""
+"""Reads the batches of a .log file, as kafka-dump-log does.
+
+Batches are found by their length fields alone, so batches that are otherwise invalid are read, too.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,8 @@ from logfs.log.disk.disk import ReadOnlyDisk
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# The bytes that the tool reads before it knows how long the header of a batch is: up to and with the magic.
+# The fields that kafka-dump-log reads before it knows the size of a batch's header: base offset, length, and (as `x`)
+# leader epoch and magic.
 _START = struct.Struct(">qi5x")
 # The smallest valid value of a batch's length field.
 _SMALLEST_BYTES = 14
@@ -55,7 +59,7 @@ class LogFile:
         if not 0 <= position <= self.size_bytes:
             raise Corrupt(f"byte {position} is outside the log of {self.size_bytes} bytes")
         end = self.size_bytes if end is None else min(end, self.size_bytes)
-        # Not `<=`: Kafka's tool stops if no byte follows the base offset and the length (`_START`).
+        # Not `<=`: kafka-dump-log stops if no byte follows the magic, which is the last byte of `_START`.
         while position + _START.size < end:
             _, length = _START.unpack(self._read(position, _START.size))
             if length < _SMALLEST_BYTES:
@@ -74,7 +78,7 @@ class LogFile:
         if len(head) > MAGIC_AT and head[MAGIC_AT] not in range(MAGIC, 128):
             return Batch(_legacy_header(head), data)
         if len(head) < HEADER_SIZE:
-            raise Corrupt(f"byte {position}: {len(head)} bytes are too short for a batch header")
+            raise Corrupt(f"byte {position}: {len(head)} bytes are too few for a batch header")
         return Batch(parse_header(head), data)
 
     def _read(self, position: int, size: int) -> memoryview:

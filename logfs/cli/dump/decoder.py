@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class _Undecodable(Exception):
-    """The tool cannot decode a record. The message of this error is the reason that the tool prints."""
+    """kafka-dump-log cannot decode a record. The message of this error is the reason that kafka-dump-log prints."""
 
 
 def decode_group_record(record: Record) -> tuple[Any, Any]:

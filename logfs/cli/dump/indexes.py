@@ -49,7 +49,10 @@ def dump_offset_index(name: str, job: DumpJob) -> None:
 
 
 def _batch_at(log: LogFile, position: int, job: DumpJob) -> int:
-    """Return the last offset of the batch at a position of the log. Raises `Corrupt` if no batch fits there."""
+    """Return the last offset of the batch at a byte position of the log.
+
+    Raises `Corrupt` if no complete batch of at most `job.max_batch_bytes` bytes begins there.
+    """
     for _, batch in log.batches(position, position + job.max_batch_bytes):
         return batch.header.last_offset
     raise Corrupt(f"the log has no batch of at most {job.max_batch_bytes} bytes at byte {position}")
@@ -110,7 +113,7 @@ def _sibling(name: str, suffix: str) -> str:
 
 
 def _open(kind: type[Index], name: str) -> Index:
-    """Return an index with its entries in memory: a broker may truncate the file meanwhile. Raises `OSError`."""
+    """Return an index with its entries read into memory, because a broker may truncate the file. Raises `OSError`."""
     path = Path(os.path.realpath(name))
     path.stat()
     index = kind(ReadOnlyDisk(), path, names.parse_stem(Path(name).name))

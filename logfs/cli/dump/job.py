@@ -20,7 +20,7 @@ _ALL_BYTES = 2**31 - 1
 class DumpJob:
     """One run of `logfs dump`: options, output and findings.
 
-    `wrong` is True after an error that is not one of the findings, such as a batch with a wrong CRC.
+    `wrong` is True after an error that is not recorded in `findings`, such as a batch whose CRC is wrong.
     """
 
     def __init__(self, arguments: argparse.Namespace) -> None:
@@ -53,8 +53,9 @@ class DumpJob:
 class DumpFinding(NamedTuple):
     """A kind of finding.
 
-    `heading` is a format string for the name of the file, `line` one for the numbers of a finding. `name` is the name
-    of the kind in the JSON output, and `wrong` is True if its findings are errors.
+    `heading` is a format string for the line above the findings of a file, with the file's name. `line` is the format
+    string for one finding, with its numbers. `name` is the name of the kind in the JSON output. `wrong` is True if
+    findings of this kind are errors.
     """
 
     heading: str
@@ -81,7 +82,8 @@ NOT_FOUND = DumpFinding(
     "Indexed offset: {indexOffset}, found log offset: {logOffset}",
     "notFound",
 )
-# Not an error: compaction leaves such gaps, and the tool reports the first record of a file unless it has offset 0.
+# Not an error: compaction leaves such gaps, and kafka-dump-log reports the first record of a file unless it has
+# offset 0.
 NON_CONSECUTIVE = DumpFinding(
     "Non-consecutive offsets in {}",
     "  {offset} is followed by {nextOffset}",
@@ -130,15 +132,15 @@ class DumpFindings:
 
 
 def _absolute(name: str) -> str:
-    """Return the absolute path as Java makes it, without resolving `.` and `..`."""
+    """Return the absolute path as Java makes it: `.` and `..` are not resolved."""
     return os.path.join(Path.cwd(), name).replace("//", "/")
 
 
 def _in_order(kind: DumpFinding, values: list[dict[str, int]]) -> list[dict[str, int]]:
-    """Return the findings of one kind in the order of the tool.
+    """Return the findings of one kind in the order in which kafka-dump-log prints them.
 
-    The tool keeps `MISMATCH` and `NON_CONSECUTIVE` in maps sorted by the first number, descending for `MISMATCH`. A
-    later finding replaces an earlier one with the same number.
+    kafka-dump-log keeps `MISMATCH` and `NON_CONSECUTIVE` findings in maps that are sorted by the first number of a
+    finding, descending for `MISMATCH`. A later finding replaces an earlier one with the same first number.
     """
     if kind is not MISMATCH and kind is not NON_CONSECUTIVE:
         return values

@@ -20,7 +20,7 @@ DELETED = "<DELETE>"
 """The tool's text for a null value of a decoded record; the JSON output has null instead."""
 
 _OPTIONAL = frozenset({"deleteHorizonMs", "currentTxnFirstOffset"})
-# The fields of control records that the tool prints without a colon after the name.
+# The fields of control records after whose names kafka-dump-log prints no colon.
 _BARE = frozenset({"SnapshotHeader", "SnapshotFooter", "KRaftVersion", "KRaftVoters"})
 
 
@@ -109,7 +109,10 @@ def _unicode(value: Any) -> Any:
 
 
 def _data(value: Any) -> Any:
-    """Return bytes as they appear in JSON envelopes, for orjson. Raises `TypeError` for any other type."""
+    """Return bytes as they appear in JSON envelopes. orjson calls this for values that it cannot encode itself.
+
+    Raises `TypeError` for any other type.
+    """
     if isinstance(value, bytes):
         return orjson.Fragment(envelope.text(value))
     raise TypeError(type(value))

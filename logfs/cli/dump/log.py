@@ -131,7 +131,7 @@ def _metadata(header: Header, shown: Shown, header_names: list[bytes]) -> dict[s
         return fields | {"isValid": shown.is_valid, "crc": shown.crc}
     sequence = header.base_sequence
     if sequence != NO_SEQUENCE:
-        # The tool computes the difference in 32 bits, which wraps around.
+        # kafka-dump-log computes the difference in 32 bits, which wrap around.
         delta = (record.offset - header.base_offset + 2**31) % 2**32 - 2**31
         sequence = increment_sequence(sequence, delta)
     return fields | {"sequence": sequence, "headerKeys": header_names}

@@ -38,7 +38,7 @@ def dump_aborted(name: str, job: DumpJob) -> None:
 def dump_snapshot(name: str, job: DumpJob) -> None:
     """Dump every producer in the .snapshot file `name`. Raises `OSError`.
 
-    If the file is not a valid snapshot, print only the tool's message about it, to standard error.
+    If the file is not a valid snapshot, print only the message that kafka-dump-log prints for it, to standard error.
     """
     data = _read(name)
     reason = _why_corrupt(data)
@@ -51,10 +51,10 @@ def dump_snapshot(name: str, job: DumpJob) -> None:
 
 
 def _why_corrupt(data: bytes) -> str | None:
-    """Return the tool's message for an invalid snapshot, or None for a valid one.
+    """Return the message that kafka-dump-log prints for an invalid snapshot, or None for a valid one.
 
-    The checks are in the order of the tool, so that the same message comes first. For a file that ends too early, the
-    tool's message says `null`.
+    The checks are in kafka-dump-log's order, so that a file with several faults gets the same message. For a file
+    that ends too early, the message says `null`.
     """
     schema = "Snapshot failed schema validation: "
     version, crc, count = producer_snapshot.HEADER.unpack(

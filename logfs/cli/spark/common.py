@@ -30,7 +30,7 @@ _QUIET = {
         f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"
     ),
 }
-# In a local session Spark's servers listen on the loopback interface only.
+# Settings of a local session: Spark's servers listen on the loopback interface only.
 _LOCAL = {
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
@@ -60,8 +60,8 @@ def add_session(parser: argparse.ArgumentParser) -> None:
 def session(arguments: argparse.Namespace, job: str) -> Iterator[SparkSession]:
     """Start a Spark session for the job named `job`, and stop the session at the end.
 
-    `arguments` have `--master` and `--conf`. Raises `LogfsError` if Spark or Java is missing, with the command that
-    installs it, for a malformed `--conf`, and if Spark does not start.
+    `arguments` has the options `--master` and `--conf`. Raises `LogfsError` if Spark or Java is missing (the message
+    has the command that installs it), for a malformed `--conf`, and if Spark does not start.
     """
     if any(importlib.util.find_spec(name) is None for name in ("pyspark", "pyarrow")):
         raise LogfsError("Spark is not installed: pip install 'logfs[spark]'")
@@ -99,7 +99,10 @@ def session(arguments: argparse.Namespace, job: str) -> Iterator[SparkSession]:
 
 @contextmanager
 def _later_interrupts() -> Iterator[list[int]]:
-    """Collect the SIGINTs that arrive in the context: a JVM never ends if Ctrl-C interrupts its start."""
+    """Catch SIGINT in the context, and yield the list of the signals that have arrived.
+
+    If Ctrl-C interrupted the start of a JVM, the JVM would never end.
+    """
     arrived: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, _: arrived.append(number))
     try:
@@ -122,7 +125,7 @@ def add_topics(parser: argparse.ArgumentParser) -> None:
 def bar(title: str) -> Iterator[Callable[[int, int], None]]:
     """Show a progress bar in bytes on a terminal, and yield the callback that updates it.
 
-    The callback takes the bytes done and the bytes in all. Until its first call, the bar shows no total.
+    The callback takes two numbers of bytes: those done, and the total. Until its first call, the bar shows no total.
     """
     with progress_bar(title, None) as shown:
 

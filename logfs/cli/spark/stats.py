@@ -43,7 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _file(text: str) -> Path:
-    """Return the path of a plot. Check its directory now: the count takes long. Raises `ArgumentTypeError`."""
+    """Return the path of the plot to write.
+
+    Raises `ArgumentTypeError` if its directory does not exist, so that this is known before the long count.
+    """
     path = Path(text)
     if not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"{path.parent}: is not a directory")

@@ -2,7 +2,7 @@
 
 - `varint`: integers of variable length.
 - `times`: times in milliseconds since the epoch as text.
-- `batch_rows`: the columns of the rows that a scan of batches fills, one row for each batch.
+- `batch_rows`: the columns of the arrays that describe scanned batches, with one row for each batch.
 - `crc`: the checksum of batches.
 - `murmur2`: the hash that chooses the partition of a key.
 - `names`: names of segment files and of partition directories.

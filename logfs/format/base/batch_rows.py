@@ -1,15 +1,15 @@
 """The columns of the rows that `batch_kernels.scan_batches` writes: int64[BATCH_COLUMNS] for each batch.
 
 The first columns describe the batch. The columns from SPAN_START on describe its records, and are called a span:
-where the records start and end in the scanned bytes, how many they are, and the base offset and base timestamp that
-their deltas are added to. `batch_kernels.decode_spans` decodes the records of such spans.
+where the records start and end in the scanned bytes, how many they are, and the base offset and base timestamp to
+which the deltas in the records are added. `batch_kernels.decode_spans` decodes the records of such spans.
 """
 
 from __future__ import annotations
 
-# The batch: its position in the scanned bytes, its size in bytes, and values from its header.
+# The columns for the batch: its byte position in the scanned bytes, its size in bytes, and values from its header.
 POSITION, SIZE, CRC, ATTRIBUTES = 0, 1, 2, 3
 NEXT_OFFSET, MAX_TIMESTAMP, LEADER_EPOCH, PRODUCER_ID = 4, 5, 6, 7
-# The records: the bytes [start, end) that hold them, their number, and the bases that their deltas are added to.
+# The columns for the records: the bytes [start, end) that hold them, their number, base offset and base timestamp.
 SPAN_START, SPAN_END, SPAN_COUNT, SPAN_BASE_OFFSET, SPAN_BASE_TIMESTAMP = 8, 9, 10, 11, 12
 BATCH_COLUMNS = 13

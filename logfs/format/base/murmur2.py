@@ -1,4 +1,4 @@
-"""Kafka's murmur2 hash, which chooses the partition of a key. `columnar_encoder` has a compiled loop for columns."""
+"""Kafka's murmur2 hash, which chooses the partition of a key. `columnar_encoder` has compiled code for many keys."""
 
 from __future__ import annotations
 

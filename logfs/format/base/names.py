@@ -23,18 +23,20 @@ TEXT_INDEX = ".textindex"
 SNAPSHOT = ".snapshot"
 SEGMENT_FILES = (LOG, OFFSET_INDEX, TIME_INDEX, TXN_INDEX, TEXT_INDEX)
 """The suffixes of the files of a segment."""
-# A position in an index is an int32, and Kafka does not open a .log file with more bytes (kafka-storage 1.1).
+# The largest size of a .log file: Kafka does not open a larger one, and a position in an index is an int32
+# (kafka-storage 1.1).
 MAX_SEGMENT_BYTES = 2**31 - 1
 
-# The files of the key index (`key_index`), one for each isolation level. Kafka does not have them.
+# The files of the key index (module `key_index`), one for each isolation level. Kafka has no such files.
 KEY_INDEX = "logfs.keys"
 COMMITTED_KEY_INDEX = "logfs.keys.committed"
 
-# Small files of a partition directory: the id of its topic, and the leader epochs (kafka-storage 1.5, 10.1).
+# Files in a partition directory with the id of its topic, and with the leader epochs (kafka-storage 1.5, 10.1).
 PARTITION_METADATA = "partition.metadata"
 LEADER_EPOCHS = "leader-epoch-checkpoint"
 
-# Second suffixes, as in `<base>.log.deleted`: files to be removed, and incomplete and complete compaction output.
+# Suffixes that follow another suffix, as in `<base>.log.deleted`: a file to be removed, and the output of a
+# compaction while it is incomplete and when it is complete.
 DELETED = ".deleted"
 CLEANED = ".cleaned"
 SWAP = ".swap"
@@ -45,7 +47,7 @@ STEM_DIGITS = 20
 TOPIC_LENGTH = 249
 FILE_NAME_LENGTH = 255
 
-# In STEM the second group excludes leading zeros, so `int` gets at most 19 digits, however long the name is.
+# Group 2 of STEM has no leading zeros and at most 19 digits, so `int` gets a short text, however long the name is.
 STEM = re.compile(r"([+-]?)0*([0-9]{1,19})")
 PARTITION = re.compile(r"0|[1-9][0-9]{0,9}")
 NOT_IN_TOPIC = re.compile(r"[^a-zA-Z0-9._-]")
@@ -64,11 +66,11 @@ class TopicPartition(NamedTuple):
 
 
 class DirectoryKind(enum.Enum):
-    """The purpose of a partition directory. The value is the suffix of its name (kafka-storage 1.2).
+    """The purpose of a partition directory. The value is the suffix of the directory's name (kafka-storage 1.2).
 
     NORMAL is a partition in use. DELETED waits for the removal of its files. FUTURE is the copy of a partition that
-    moves to this log directory. STRAY is an original that has been replaced by its copy in another log directory, or
-    a partition that Kafka has not assigned to the broker.
+    is being moved to this log directory. STRAY is an original that has been replaced by its copy in another log
+    directory, or a partition that Kafka has not assigned to the broker.
     """
 
     NORMAL = ""
@@ -92,8 +94,8 @@ def stem(offset: int) -> str:
 def parse_stem(name: str) -> int:
     """Return the offset at the beginning of a file's name: the number before the first dot.
 
-    As in Kafka the number may have a sign and any number of leading zeros, so a negative offset is returned too.
-    Raises `InvalidName` for anything but a decimal number of 64 bits.
+    As in Kafka the number may have a sign and any number of leading zeros; a negative offset is returned as it is.
+    Raises `InvalidName` if the text before the dot is not a decimal number of at most 64 bits.
     """
     digits, _, _ = name.partition(".")
     number = STEM.fullmatch(digits)
@@ -141,10 +143,12 @@ def parse_directory(name: str) -> TopicPartition:
     """
     topic, dash, number = name.rpartition("-")
     if not dash:
-        raise InvalidName(f"{name!r} is no partition's name, <topic>-<partition>: it has no dash")
+        raise InvalidName(
+            f"{name!r} is not a partition's name, <topic>-<partition>: it has no dash"
+        )
     if not PARTITION.fullmatch(number):
         raise InvalidName(
-            f"{name!r} is no partition's name, <topic>-<partition>: "
+            f"{name!r} is not a partition's name, <topic>-<partition>: "
             f"{number!r} is not a number in plain digits without leading zeros"
         )
     check_topic(topic)
@@ -154,10 +158,10 @@ def parse_directory(name: str) -> TopicPartition:
 
 
 def partitions_named(name: str, existing: Collection[str]) -> list[str]:
-    """Return the partition called `name` or, if there is none, all partitions of the topic called `name`.
+    """Return the name of the partition `name` or, if there is none, those of all partitions of the topic `name`.
 
-    `existing` has the names of all partition directories. The result has the names of the partitions' directories, in
-    the order of the partition numbers. If neither a partition nor a topic is called `name`, returns [`name`].
+    `existing` has the names of all partition directories. The result is in the order of the partition numbers. If
+    neither a partition nor a topic is called `name`, the result is [`name`].
     """
     if name in existing:
         return [name]
@@ -169,7 +173,7 @@ def partitions_of(topic: str, existing: Iterable[str]) -> list[TopicPartition]:
     found = []
     # Iterate over a copy, because other threads may add and remove directories.
     for name in list(existing):
-        # Test the prefix first: there may be very many partitions, and to parse every name takes long.
+        # Test the prefix first: there may be very many partitions, and parsing every name takes long.
         if name.startswith(f"{topic}-"):
             with suppress(InvalidName):
                 found.append(parse_directory(name))
@@ -179,8 +183,8 @@ def partitions_of(topic: str, existing: Iterable[str]) -> list[TopicPartition]:
 def deleted_directory(partition: TopicPartition, uuid_hex: str) -> str:
     """Return the name that a partition's directory gets when it is scheduled for deletion.
 
-    `uuid_hex` is a random UUID as 32 hex digits. It keeps the names apart if a topic is deleted, created and deleted
-    again. The topic is cut if the name would exceed 255 characters, the longest that filesystems allow.
+    `uuid_hex` is a random UUID as 32 hex digits. It makes the name unique even if a topic is deleted, created and
+    deleted again. The topic is truncated if the name would exceed 255 characters, the limit of filesystems.
     """
     end = f"-{partition.partition}.{uuid_hex}{DirectoryKind.DELETED.value}"
     return partition.topic[: FILE_NAME_LENGTH - len(end)] + end
@@ -189,7 +193,8 @@ def deleted_directory(partition: TopicPartition, uuid_hex: str) -> str:
 def future_directory(partition: TopicPartition, uuid_hex: str) -> str:
     """Return the name of the directory to which a partition is copied when it moves to another log directory.
 
-    `uuid_hex` is a random UUID as 32 hex digits. As in Kafka, a long topic is not cut, unlike in `deleted_directory`.
+    `uuid_hex` is a random UUID as 32 hex digits. As in Kafka, and unlike in `deleted_directory`, a long topic is not
+    truncated.
     """
     return f"{partition.directory}.{uuid_hex}{DirectoryKind.FUTURE.value}"
 
@@ -213,7 +218,7 @@ def unique_part(directory: str) -> str:
 def classify_directory(name: str) -> tuple[DirectoryKind, TopicPartition]:
     """Return the purpose and the partition of the partition directory called `name`.
 
-    The topic of a deleted or stray directory may be cut, because a directory's name has at most 255 characters.
+    The topic of a deleted or stray directory may be truncated, because a directory's name has at most 255 characters.
     Raises `InvalidName` if `name` is not the name of a partition directory.
     """
     for kind in (DirectoryKind.DELETED, DirectoryKind.FUTURE, DirectoryKind.STRAY):
@@ -227,7 +232,7 @@ def classify_directory(name: str) -> tuple[DirectoryKind, TopicPartition]:
     return DirectoryKind.NORMAL, parse_directory(name)
 
 
-# File names for bytes, such as groups and keys.
+# The functions below convert arbitrary bytes, such as names of groups and keys, to file names and back.
 
 PERCENT = re.compile(rb"[/%\0]|[^\0-\x7f]+")
 ESCAPE = re.compile(rb"%([0-9A-F]{2})")
@@ -236,10 +241,10 @@ ESCAPE = re.compile(rb"%([0-9A-F]{2})")
 def file_name(data: bytes, reserved: tuple[str, ...] = ()) -> str:
     """Return a file name for any bytes, such as a key. Different bytes get different names.
 
-    UTF-8 text stays as it is, except for `/`, NUL, `%` and a leading dot. These, and each run of non-ASCII bytes that
-    is not UTF-8, are percent-encoded (`/` as `%2F`). Empty bytes become a lone `%`. `reserved` has the endings that
-    only names of other files may have. The dot of such an ending is encoded: with `reserved` = (".lag",), `a.lag`
-    becomes `a%2Elag`.
+    UTF-8 text stays as it is, except for `/`, NUL, `%` and a leading dot. These, and each sequence of non-ASCII bytes
+    that is not UTF-8, are percent-encoded (`/` as `%2F`). Empty bytes become a lone `%`. `reserved` has endings of
+    names that are kept for other files: if the name has such an ending, the dot in it is encoded. With `reserved` =
+    (".lag",), `a.lag` becomes `a%2Elag`.
     """
     name = PERCENT.sub(_percent, data).decode()
     if name.startswith("."):
@@ -251,14 +256,15 @@ def file_name(data: bytes, reserved: tuple[str, ...] = ()) -> str:
 
 
 def parse_file_name(name: str, reserved: tuple[str, ...] = ()) -> bytes | None:
-    """Return the bytes that `file_name` turns into `name`; None if it turns no bytes into `name`.
+    """Return the bytes for which `file_name` returns `name`; None if there are none.
 
-    `reserved` are the same name endings as in the call of `file_name`.
+    `reserved` must be the same as in the call of `file_name`.
     """
     try:
         data = ESCAPE.sub(lambda match: bytes([int(match[1], 16)]), name.encode())
     except UnicodeEncodeError:
-        # The name has bytes that are not UTF-8, but `file_name` percent-encodes such bytes.
+        # The name has bytes that are not UTF-8. `file_name` percent-encodes such bytes, so it does not return this
+        # name.
         return None
     data = b"" if name == "%" else data
     return data if file_name(data, reserved) == name else None

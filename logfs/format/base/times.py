@@ -14,8 +14,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 def parse_time(text: str) -> int | None:
     """Return a time in ms since the epoch, or None if `text` is not a time.
 
-    `text` is decimal milliseconds below 2^63, or a date or time in ISO 8601, in UTC if it names no time zone. A time
-    before 1970 counts as 0, because no record is older.
+    `text` is decimal milliseconds since the epoch, below 2^63, or a date or time in ISO 8601, in UTC if it names no
+    time zone. For a time before 1970, return 0, because no record is older.
     """
     if _MILLISECONDS.fullmatch(text):
         return found if (found := int(text)) <= _MOST_MS else None
@@ -27,15 +27,15 @@ def parse_time(text: str) -> int | None:
         return None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
-    # Integer arithmetic: a float of the seconds cannot represent every millisecond.
+    # Use integers: a float of seconds, times 1000, may be truncated to one millisecond too few.
     since = moment - _EPOCH
     return max((since.days * 86_400 + since.seconds) * 1000 + since.microseconds // 1000, 0)
 
 
 def format_time(timestamp: int) -> str:
-    """Return ms since the epoch as ISO 8601 in UTC with milliseconds, or `-` for a negative number.
+    """Return a time in ms since the epoch as ISO 8601 in UTC with milliseconds, or `-` if it is negative.
 
-    A time too late for `datetime` is returned as its decimal number.
+    A time that is too late for `datetime` is returned as its decimal number.
     """
     if timestamp < 0:
         return "-"

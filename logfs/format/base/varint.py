@@ -1,4 +1,4 @@
-"""Zigzag varints, one at a time (kafka-storage 2.2). Bulk work uses the loops in `kernels`."""
+"""Varints, with and without zigzag, one at a time (kafka-storage 2.2). `kernels` has compiled loops for many."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def encode(value: int) -> bytes:
 
 
 def encode_unsigned(value: int) -> bytes:
-    """Return a number of 0 or more as an unsigned varint, without zigzag, as in Kafka's generated messages."""
+    """Return a non-negative number as an unsigned varint, without zigzag, as in Kafka's generated messages."""
     if value < 128:
         return _ONE_BYTE[value]
     out = bytearray()
@@ -49,8 +49,8 @@ def decode_unsigned(data: Sequence[int], position: int) -> tuple[int, int]:
 def decode(data: Sequence[int], position: int, most_bytes: int = VARINT_BYTES) -> tuple[int, int]:
     """Return the value of the zigzag varint at `position`, and the position after the varint.
 
-    `most_bytes` is VARINT_BYTES for values of 32 bits, or VARLONG_BYTES for values of 64 bits. Raises `Corrupt` if
-    the varint has more bytes or its value more bits than that, or if the varint is not complete in `data`.
+    `most_bytes` is VARINT_BYTES for a value of 32 bits, or VARLONG_BYTES for a value of 64 bits. Raises `Corrupt` if
+    the varint has more than `most_bytes` bytes, if its value has too many bits, or if it is not complete in `data`.
     """
     if position < len(data) and data[position] < 128:
         # A fast path, because most varints have one byte.
@@ -71,9 +71,9 @@ def decode(data: Sequence[int], position: int, most_bytes: int = VARINT_BYTES) -
 
 
 def wrap(value: int) -> int:
-    """Reduce the sum or difference of two int64 to an int64 by wrapping around, as Java does.
+    """Return `value`, the sum or difference of two int64 numbers, wrapped around to an int64, as in Java.
 
-    Two timestamps may be further apart than an int64 holds.
+    The difference of two timestamps can exceed an int64.
     """
     return value if -_WRAP <= value < _WRAP else (value + _WRAP) % (2 * _WRAP) - _WRAP
 

@@ -39,9 +39,9 @@ MAGIC = 2
 # The position of the magic, both in a batch and in a message of an old format.
 MAGIC_AT = 16
 
-# Bytes that `batch_length` does not count: the base offset and the length itself.
+# The number of bytes of a batch that its length field does not count: those of the base offset and the length field.
 LENGTH_OVERHEAD = 12
-# The CRC covers everything from the attributes on (kafka-storage 2.1).
+# The position of the attributes. The CRC covers all bytes from there on (kafka-storage 2.1).
 CRC_START = 21
 
 CODEC_MASK = 0x07
@@ -102,7 +102,7 @@ class Header(NamedTuple):
 
     @property
     def has_holes(self) -> bool:
-        """Whether the number of records differs from the number of offsets, as after compaction.
+        """Whether the batch has fewer or more records than offsets, as after compaction.
 
         Always False for magic 0 and 1.
         """
@@ -110,7 +110,7 @@ class Header(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether the batch has, by its header, a record at each of its offsets, and at least one record."""
+        """Whether, by its header, the batch has at least one record, and a record at each of its offsets."""
         return 0 < self.record_count == self.last_offset_delta + 1
 
     @property
@@ -201,7 +201,8 @@ class Batch:
     def parse(cls, data: bytes | bytearray | memoryview, position: int = 0) -> Batch:
         """Return the batch at `position` of a buffer.
 
-        Raises `Corrupt` if the buffer does not hold all of it, or if its length field is too small for a header.
+        Raises `Corrupt` if the buffer does not hold the whole batch, or if the batch's length is too small for a
+        header.
         """
         if len(data) - position < HEADER_SIZE:
             raise Corrupt(
@@ -230,11 +231,11 @@ class Batch:
 
     @cached_property
     def payload(self) -> bytes | memoryview:
-        """The records' bytes, uncompressed.
+        """The bytes of the records, uncompressed.
 
-        Raises `Corrupt` if the batch's codec does not exist, if the bytes are not a stream of the codec, if they
-        decompress to more than `compression.DEFAULT_LIMIT` bytes, or if the header's record count is negative, too
-        large for the bytes, or above `MOST_RECORDS`.
+        Raises `Corrupt` if the batch's codec does not exist, if the bytes are not a valid stream of the codec, if
+        they decompress to more than `compression.DEFAULT_LIMIT` bytes, or if the header's record count is negative,
+        too large for the bytes, or above `MOST_RECORDS`.
         """
         header = self.header
         payload: bytes | memoryview = self.data[HEADER_SIZE:]
@@ -243,7 +244,7 @@ class Batch:
         count = header.record_count
         if count < 0 or count * SMALLEST_RECORD > len(payload):
             raise Corrupt(
-                f"batch {header.base_offset}: a number of {count} records is impossible in {len(payload)} bytes"
+                f"batch {header.base_offset}: a record count of {count} is impossible for {len(payload)} bytes"
             )
         if count > MOST_RECORDS:
             raise Corrupt(
@@ -308,9 +309,9 @@ class Batch:
     def record_at(self, offset: int) -> Record | None:
         """Return the record at `offset`, without decoding the other records.
 
-        Returns None if compaction has removed the record, and for an offset outside the batch. Raises `Corrupt` as
-        `payload` does, and also if the record is malformed, if the length of an earlier record is malformed, or if
-        the offsets of the records are not in order.
+        Returns None if compaction has removed the record, and for an offset outside the batch. Raises the errors of
+        `payload`. Also raises `Corrupt` if the record, or the length of an earlier record, is malformed, or if the
+        offsets of the records are not in order.
         """
         header = self.header
         delta = offset - header.base_offset
@@ -330,7 +331,7 @@ class Batch:
         return self._stamped(record)
 
     def _record_after(self, position: int, skipped: int) -> Record:
-        """Skip `skipped` records from `position` of the payload on, and return the record after them."""
+        """Return the record that follows after `skipped` records, counted from the byte `position` of the payload."""
         from logfs.format.batches import columns
 
         header, payload = self.header, self.payload
@@ -343,13 +344,14 @@ class Batch:
             numbers = np.empty(batch_kernels.FIELDS, np.int64)
             if batch_kernels.find_fields(data, position, len(data), skipped, numbers) >= 0:
                 return self._record_of(numbers.tolist())
-        # The plain loop. It also runs if the compiled loop fails, to raise an error that says what is malformed.
+        # A plain Python loop. It also runs if the compiled loop fails: it raises an error that says what is
+        # malformed.
         position += skip_records(payload[position:], skipped)
         bases = {"base_offset": header.base_offset, "base_timestamp": header.base_timestamp}
         return decode_record(payload, position, **bases)[0]
 
     def _record_of(self, numbers: list[int]) -> Record:
-        """Return the record that `numbers` describes: the row of numbers that `batch_kernels.find_fields` wrote."""
+        """Return the record that `numbers` describes, a row of numbers written by `batch_kernels.find_fields`."""
         timestamp, offset, key, key_size, value, value_size, headers_start, end = numbers
         payload = self.payload
         headers, after = decode_headers(payload[:end], headers_start)
@@ -364,7 +366,7 @@ class Batch:
         )
 
     def _find(self, offset_delta: int) -> int | None:
-        """Return the position in the payload of the record with `offset_delta`; None if compaction has removed it."""
+        """Return where in the payload the record with `offset_delta` begins, None if compaction has removed it."""
         from logfs.format.batches import columns
 
         header = self.header
@@ -381,9 +383,10 @@ class Batch:
         return None if position == -1 else int(position)
 
     def first_at(self, timestamp: int, offset: int) -> tuple[int, int] | None:
-        """Return (offset, timestamp) of the first record at or after `offset` with at least this timestamp (ms).
+        """Return (offset, timestamp) of the first suitable record, or None if the batch has none.
 
-        Returns None if the batch has no such record. Raises `Corrupt` if a record that must be decoded is malformed.
+        The record must be at or after `offset`, and its timestamp must be at least `timestamp`. Timestamps are in ms.
+        Raises `Corrupt` if a record that must be decoded is malformed.
         """
         from logfs.format.batches import columns
 
@@ -391,13 +394,15 @@ class Batch:
         is_late = header.timestamp_type is TimestampType.LOG_APPEND_TIME
         likely = header.max_timestamp if is_late else header.base_timestamp
         if header.is_whole and likely >= timestamp and header.base_offset >= offset:
-            # The header suggests that the first record is the result, so decode only this record, and check it.
+            # By the header, the first record should be the result, so decode only this record, and check its
+            # timestamp.
             record = self.record_at(header.base_offset)
             at = NO_TIMESTAMP if record is None or record.timestamp is None else record.timestamp
             if at >= timestamp:
                 return header.base_offset, at
         if not columns.worthwhile(header.record_count):
-            # Decode all records first, as `columns` does below: both then raise `Corrupt` for the same batches.
+            # Decode all records before the search. `columns` below does the same, so `Corrupt` is raised for the same
+            # batches.
             for record in [*self.records()]:
                 at = NO_TIMESTAMP if record.timestamp is None else record.timestamp
                 if at >= timestamp and record.offset >= offset:

@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Buffer
 
-# `Columns.records` converts this many rows at a time, because Python's numbers take five times the memory of numpy's.
+# How many rows `Columns.records` converts at a time: Python's numbers take five times the memory of numpy's.
 _ROWS = 1 << 16
-# For more records than this the kernels are faster than a plain loop, once they are imported.
+# If the compiled kernels are already imported, they are faster than a plain loop for more records than this.
 _FEW = 8
-# For more records than this they are faster even if they must be imported first.
+# If the kernels must first be imported, they are faster, import included, for more records than this.
 _FEW_BEFORE_IMPORT = 32768
 
 
 def worthwhile(records: int) -> bool:
     """Whether the compiled kernels are faster than a plain loop for this many records.
 
-    If they are not imported yet, the time of the import counts too.
+    The time to import the kernels counts, too, if they are not imported yet.
     """
     return records > (_FEW if is_loaded() else _FEW_BEFORE_IMPORT)
 
@@ -48,9 +48,9 @@ def is_loaded() -> bool:
 class Columns:
     """Records as columns: row i of every array belongs to the same record. The rows are in offset order.
 
-    `data` is uint8[n]; all starts and ends are positions in it. A length of -1 is a null. `header_starts` and
+    `data` is uint8[n]; all starts and ends are positions in it. A length of -1 stands for null. `header_starts` and
     `header_ends` delimit the encoded headers of a record, `header_counts` is the number of its headers. Timestamps
-    are in ms since the epoch. `timestamp_type` is None for rows of several timestamp types.
+    are in ms since the epoch. `timestamp_type` is None if the rows have different timestamp types.
     """
 
     data: NDArray[np.uint8]
@@ -71,7 +71,7 @@ class Columns:
     def select(self, rows: slice | NDArray[np.bool_] | NDArray[np.int64]) -> Columns:
         """Return columns with only some of the rows, in the given order. `data` is shared, not copied.
 
-        `rows` is a slice, a mask of all rows, or row numbers.
+        `rows` is a slice, a boolean mask with an item for each row, or an array of row numbers.
         """
         chosen = {name: getattr(self, name)[rows] for name in _ROW_FIELDS}
         return Columns(data=self.data, timestamp_type=self.timestamp_type, **chosen)
@@ -123,8 +123,9 @@ def decode_columns(
 ) -> Columns:
     """Return the records of one or more batches as columns over `data`.
 
-    `spans` is int64[batches, 5]: start and end of each batch's uncompressed records in `data`, record count, base
-    offset, base timestamp. Raises `Corrupt` if the bytes of a span are not exactly that number of records.
+    `spans` is int64[batches, 5]: where the uncompressed records of each batch start and end in `data`, the record
+    count, the base offset and the base timestamp. Raises `Corrupt` if the bytes of a batch are not exactly that many
+    records.
     """
     from logfs.format.kernels import batch_kernels
 
@@ -142,7 +143,10 @@ def decode_columns(
 
 
 def concatenate(parts: Sequence[Columns]) -> Columns:
-    """Return the rows of all parts in order, over one joined copy of their bytes; a single part is not copied."""
+    """Return the rows of all parts, in order, as one `Columns` with a joined copy of their bytes.
+
+    A single part is returned as it is.
+    """
     if len(parts) == 1:
         return parts[0]
     base = np.cumsum([0, *(len(part.data) for part in parts)])

@@ -1,8 +1,8 @@
 """The four codecs of a record batch, in Kafka's framing (kafka-storage 2.4).
 
-Compressed bytes come from a disk or a client, so a small input could ask for a large allocation. `decompress`
-therefore has a `limit` in bytes. It never allocates a declared size above the limit, and stops as soon as the output
-exceeds the limit.
+Compressed bytes come from a disk or a client, so a small malicious input could request a large allocation.
+`decompress` therefore has a `limit` in bytes. It never allocates a declared size above the limit, and stops as soon
+as the output exceeds the limit.
 
 Each codec's library is imported where it is used, because most commands do not use most codecs.
 """
@@ -39,15 +39,15 @@ LZ4_CONTENT_SIZE_BIT = 0x08
 LZ4_DICTIONARY_BIT = 0x01
 _UINT32 = 0xFFFFFFFF
 
-# The most input that is decompressed at a time. It becomes about 4 MiB of output at most: in deflate two bits can
-# become 258 bytes, in LZ4 one byte 255 bytes, and in zstd four bytes a block of 128 KiB.
+# How many bytes of input are decompressed at a time. Their output is at most about 4 MiB: in deflate, two bits can
+# become 258 bytes; in LZ4, one byte 255 bytes; in zstd, four bytes a block of 128 KiB.
 GZIP_STEP_BYTES = 4 * 1024
 LZ4_STEP_BYTES = 16 * 1024
 ZSTD_STEP_BYTES = 128
 
 
 class Codec(enum.IntEnum):
-    """How a batch's records are compressed: a number in bits 0-2 of the batch's attributes."""
+    """The compression codec of a batch: the number in bits 0-2 of the batch's attributes."""
 
     NONE = 0
     GZIP = 1
@@ -57,7 +57,7 @@ class Codec(enum.IntEnum):
 
     @property
     def kafka_name(self) -> str:
-        """Kafka's name of the codec, as in a producer's setting `compression.type`; NONE is `none`."""
+        """Kafka's name of the codec, as in the producer setting `compression.type`; the name of NONE is `none`."""
         return self.name.lower()
 
     @classmethod
@@ -81,8 +81,8 @@ LEVELS: dict[Codec, tuple[range, int]] = {
 def compress(codec: Codec, data: Buffer, level: int | None = None) -> bytes:
     """Return `data`, compressed into one stream in Kafka's framing (kafka-storage 2.4).
 
-    `level` is one of Kafka's levels of the codec, or None for the default; codecs without levels ignore it. Raises
-    `InvalidSetting` for another level.
+    `level` is one of the levels that Kafka allows for the codec, or None for the default; codecs without levels
+    ignore it. Raises `InvalidSetting` for a level that Kafka does not allow.
     """
     match codec:
         case Codec.NONE:
@@ -100,12 +100,12 @@ def compress(codec: Codec, data: Buffer, level: int | None = None) -> bytes:
 def decompress(codec: Codec, data: Buffer, *, limit: int) -> bytes:
     """Return all of `data` decompressed, at most `limit` bytes.
 
-    Any valid stream of the codec is read, not only those that `compress` writes; gzip members and LZ4 or zstd
-    frames may follow one another. The memory used exceeds the limit by at most some MiB, whatever size a stream
-    declares or has.
+    Any valid stream of the codec is read, not only those that `compress` writes; gzip members and LZ4 or zstd frames
+    may follow one another. The memory used exceeds the limit by at most a few MiB, whatever size a stream declares or
+    has.
 
-    Raises `Corrupt` if the stream is malformed or incomplete, if other bytes follow it, or if it holds more than
-    `limit` bytes.
+    Raises `Corrupt` if the stream is malformed or incomplete, if other bytes follow it, or if its decompressed size
+    exceeds `limit` bytes.
     """
     view = memoryview(data).cast("B")
     output = _Output(codec, limit)
@@ -136,7 +136,7 @@ def _checked_level(codec: Codec, level: int | None) -> int:
 
 
 class _Output:
-    """The decompressed output so far. It refuses to exceed `limit` bytes."""
+    """The decompressed output so far, at most `limit` bytes."""
 
     def __init__(self, codec: Codec, limit: int) -> None:
         self.codec = codec
@@ -145,7 +145,7 @@ class _Output:
         self._kept = io.BytesIO()
 
     def add(self, part: bytes) -> None:
-        """Keep a part of the output. Raises `Corrupt` if the output exceeds the limit."""
+        """Add a part to the output. Raises `Corrupt` if the output then exceeds the limit."""
         self.reserve(len(part))
         self.room -= len(part)
         self._kept.write(part)
@@ -166,7 +166,7 @@ class _Output:
         return Corrupt(f"malformed {self.codec.kafka_name} data: {reason}")
 
 
-# Gzip, LZ4 and zstd: their libraries read a stream in steps of any size.
+# The code below is for gzip, LZ4 and zstd, whose libraries read a stream in steps of any size.
 
 
 class _Stream(Protocol):
@@ -235,12 +235,12 @@ def _decompress_gzip(view: memoryview, output: _Output) -> None:
 
 
 def _compress_lz4(data: Buffer, level: int) -> bytes:
-    """Return `data` as one LZ4 frame: independent blocks of 64 KiB, no checksum but the header's, no content size.
+    """Return `data` as one LZ4 frame: independent blocks of 64 KiB, a header checksum, no other checksum or size.
 
     The frame begins with the bytes `04224d18 60 40 82`: the magic, two bytes of flags, the header checksum.
 
-    Kafka's default level selects the fast compressor. Every other level of Kafka's 1 to 17 selects the
-    high-compression compressor, whose levels are 3 to 12: a lower level becomes 3, a higher level 12.
+    Kafka's default level selects the fast compressor. Kafka's other levels, 1 to 17, select the high-compression
+    compressor, whose levels are 3 to 12: a level below 3 becomes 3, a level above 12 becomes 12.
     """
     import lz4.frame
 
@@ -317,9 +317,9 @@ def _compress_zstd(data: Buffer, level: int) -> bytes:
 
 
 def zstd_frame(data: Buffer, level: int | None = None) -> bytes:
-    """Return `data` in one zstd frame that declares the size of its content, as chunks of tiered segments do.
+    """Return `data` in one zstd frame that declares the size of its content, as a chunk of a tiered segment must.
 
-    The frames of batches do not declare the size, because Kafka compresses batches as streams.
+    The zstd frames in batches do not declare the size, because Kafka compresses batches as streams.
     """
     import zstandard
 
@@ -330,8 +330,8 @@ def zstd_frame(data: Buffer, level: int | None = None) -> bytes:
 def _decompress_zstd(view: memoryview, output: _Output) -> None:
     """Decompress the zstd frames in `view`, and add the result to `output`.
 
-    As in Kafka, a frame may declare a window of up to 128 MiB, as frames of level 22 do. The library allocates the
-    window, but only the part that the output fills takes memory; the rest is only address space.
+    As in Kafka, a frame may declare a window of up to 128 MiB, as frames of level 22 do. The library reserves address
+    space for the whole window, but memory is used only for the part that the output fills.
     """
     import zstandard
 
@@ -345,7 +345,7 @@ def _decompress_zstd(view: memoryview, output: _Output) -> None:
     )
 
 
-# Snappy: raw blocks have no framing, so Kafka uses the framing of the snappy-java library.
+# The code below is for Snappy. Its raw blocks have no framing, so Kafka uses the framing of the snappy-java library.
 
 
 def _compress_snappy(data: Buffer) -> bytes:
@@ -360,7 +360,10 @@ def _compress_snappy(data: Buffer) -> bytes:
 
 
 def _decompress_snappy(view: memoryview, output: _Output) -> None:
-    """Decompress framed blocks, or the whole input as one raw block if it has no magic (kafka-storage 2.4)."""
+    """Decompress the framed blocks in `view` (kafka-storage 2.4).
+
+    If `view` does not begin with the magic of the framing, decompress it as a single raw block.
+    """
     import cramjam
 
     framed = view[: len(SNAPPY_MAGIC)] == SNAPPY_MAGIC
@@ -374,7 +377,10 @@ def _decompress_snappy(view: memoryview, output: _Output) -> None:
 
 
 def _snappy_blocks(view: memoryview, output: _Output) -> Iterator[memoryview]:
-    """Yield the raw blocks of framed streams. A stream header in place of a block length begins another stream."""
+    """Yield the raw blocks of framed streams.
+
+    Several streams may follow one another: then a stream header takes the place of the length of a block.
+    """
     position = 0
     while position < len(view):
         if view[position : position + len(SNAPPY_MAGIC)] == SNAPPY_MAGIC:
@@ -403,7 +409,7 @@ def _after_snappy_header(view: memoryview, position: int, output: _Output) -> in
 
 
 def _snappy_length(block: memoryview, output: _Output) -> int:
-    """Return the uncompressed length that a raw block begins with, a varint of at most five bytes.
+    """Return the uncompressed length of a raw block: the varint of at most five bytes at its beginning.
 
     Raises `Corrupt` if the varint is not valid.
     """

@@ -37,26 +37,26 @@ if TYPE_CHECKING:
 
 MAGICS = (0, 1)
 
-# The fields that begin a message of magic 0 or 1, and the timestamp that follows them in magic 1 only.
+# The first fields of a message of magic 0 or 1, and the timestamp that follows them, in magic 1 only.
 MESSAGE = struct.Struct(">qiIbb")
 MESSAGE_TIMESTAMP = struct.Struct(">q")
 _LENGTH = struct.Struct(">i")
-# The fewest bytes after a message's size field, for magic 0 and for magic 1.
+# The smallest valid value of a message's size field, for magic 0 and for magic 1.
 _LEAST = (14, 22)
 # The attribute bits that have a meaning, for magic 0 and for magic 1.
 _ATTRIBUTES = (CODEC_MASK, CODEC_MASK | LOG_APPEND_TIME_BIT)
 
-# A wrapper with more messages is refused: its `LegacyMessage` objects would take gigabytes.
+# The largest number of messages in a wrapper. More are refused: their `LegacyMessage` objects would take gigabytes.
 _MOST_MESSAGES = 1_000_000
 
 SMALLEST_BYTES = LENGTH_OVERHEAD + _LEAST[0]
 
 
 class LegacyMessage(NamedTuple):
-    """The fields of one message. Key and value are given by their positions in the parsed buffer.
+    """The fields of one message. Key and value are given by their byte positions in the parsed buffer.
 
-    A length of -1 is a null. `timestamp` is in ms, -1 in magic 0. `is_valid` tells whether the CRC, a plain CRC-32,
-    matches.
+    A length of -1 stands for null. `timestamp` is in ms; it is -1 in magic 0. `is_valid` tells whether the CRC, a
+    plain CRC-32, matches.
     """
 
     offset: int
@@ -75,8 +75,8 @@ class LegacyMessage(NamedTuple):
 def parse_message(data: bytes | memoryview, position: int = 0) -> LegacyMessage:
     """Return the message at `position`. A wrong CRC raises no error; the message's `is_valid` is then False.
 
-    Raises `Corrupt` if the message is incomplete, has a magic other than 0 and 1, or is not exactly as long as its
-    fields.
+    Raises `Corrupt` if the message is incomplete, has a magic other than 0 and 1, or has a length that does not match
+    its fields.
     """
     left = len(data) - position - LENGTH_OVERHEAD
     if left < _LEAST[0]:
@@ -107,7 +107,7 @@ def parse_message(data: bytes | memoryview, position: int = 0) -> LegacyMessage:
 def _field(data: bytes | memoryview, position: int, end: int) -> tuple[int, int, int]:
     """Return the start and the length of the key or value at `position`, and the position after it.
 
-    Raises `Corrupt` if the key or value does not end by `end`, the end of its message.
+    Raises `Corrupt` if the key or value does not lie completely before `end`, the end of the message.
     """
     start = position + _LENGTH.size
     if start <= end:
@@ -202,8 +202,8 @@ class LegacyBatch(Batch):
 def parse_batch(data: bytes | bytearray | memoryview, position: int = 0) -> Batch:
     """Return the batch at `position` of a buffer: a `LegacyBatch` if its magic is 0 or 1, otherwise a `Batch`.
 
-    Raises `Corrupt` if the buffer does not hold the whole batch, or if its length field is too small. For magic 0 and
-    1 it also raises `Corrupt` if the CRC or the content is wrong; a `Batch` is returned without these checks.
+    Raises `Corrupt` if the buffer does not hold the whole batch, or if the batch's length is too small. For magic 0
+    and 1, also raises `Corrupt` if the CRC or the content is wrong; a `Batch` is returned without these checks.
     """
     kind = LegacyBatch if is_legacy(data, position) else Batch
     return kind.parse(data, position)
@@ -219,7 +219,7 @@ def is_legacy(data: bytes | bytearray | memoryview, position: int = 0) -> bool:
 
 
 def _unpack(outer: LegacyMessage, data: memoryview) -> bytes:
-    """Return the decompressed bytes of the messages in a wrapper."""
+    """Decompress the value of a wrapper, and return the bytes of the messages in it."""
     number = outer.attributes & CODEC_MASK
     if number > Codec.LZ4:
         raise Corrupt(f"message {outer.offset}: magic {outer.magic} has no codec {number}")
@@ -249,15 +249,17 @@ def _inner_messages(outer: LegacyMessage, unpacked: bytes) -> Iterator[LegacyMes
 
 
 def _assign_offsets(outer: LegacyMessage, inner: list[LegacyMessage]) -> tuple[LegacyMessage, ...]:
-    """Return a wrapper's messages with their offsets in the log, and with the wrapper's timestamp if the log set it.
+    """Return a wrapper's messages with their offsets in the log.
+
+    With LogAppendTime, the messages also get the wrapper's timestamp.
 
     The offset of a wrapper is that of its last message in the log. In magic 1 the messages inside have relative
     offsets: in a wrapper of offset 9, the messages 0, 1 and 2 get the offsets 7, 8 and 9. In magic 0 they have their
-    offsets in the log. To a wrapper of offset 0 no broker has assigned an offset: its messages keep their offsets.
+    offsets in the log. If the wrapper's offset is 0, no broker has assigned offsets, and the messages keep theirs.
 
-    Raises `Corrupt` if the offsets do not rise or are negative, and for a wrapper without messages. Unless the
-    wrapper's offset is 0, also raises `Corrupt` if the offset inside the last message is higher than the wrapper's
-    or, in magic 0, differs from it.
+    Raises `Corrupt` for a wrapper without messages, and if the offsets in the log do not rise or are negative. Unless
+    the wrapper's offset is 0, also raises `Corrupt` if the stored offset of the last message is higher than the
+    wrapper's offset or, in magic 0, differs from it.
     """
     if not inner:
         raise Corrupt(f"message {outer.offset}: a compressed message contains no messages")

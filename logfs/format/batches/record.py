@@ -19,13 +19,14 @@ Value: TypeAlias = bytes | bytearray | memoryview | str
 
 NO_TIMESTAMP = -1
 
-# In bytes: length, attributes, timestamp delta, offset delta, key length, value length, header count, one byte each.
+# The smallest size of a record in bytes: one byte each for the length, attributes, timestamp delta, offset delta, key
+# length, value length and header count.
 SMALLEST_RECORD = 7
-# A batch with more records is refused: although its bytes stay below the limit of `compression`, its columns or its
-# text would take gigabytes. No producer sends that many.
+# The largest number of records in a batch. More are refused: even if their bytes stay below the limit of
+# `compression`, their columns or text would take gigabytes. No producer sends that many.
 MOST_RECORDS = 4_000_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-# The types of a value or a key, and of a timestamp, that need no conversion.
+# The types that need no conversion: of a value or a key, of a timestamp, and of headers.
 _PLAIN = frozenset((bytes, type(None)))
 _TIME = frozenset((int, type(None)))
 _PAIRS = frozenset((tuple, list))
@@ -54,10 +55,10 @@ _LABELS = ("CreateTime", "LogAppendTime", "NoTimestampType")
 class Record:
     """A record: one to append, or one that was read.
 
-    `value` and `key` are bytes or None (null); a null value is a tombstone. `headers` are ordered pairs of a name
-    and bytes or None; a name may occur more than once. `timestamp` is in ms since the epoch, -1 for none; None in a
-    record to append requests the time of the append. `offset` is -1 until the log has assigned one. In a record to
-    append, the fields may have related types, such as str (`as_records`).
+    `value` and `key` are bytes or None (null); a null value is a tombstone. `headers` are ordered pairs of a name and
+    bytes or None; a name may occur more than once. `timestamp` is in ms since the epoch, -1 for none; None in a
+    record to append requests the time of the append. `offset` is -1 until the log has assigned an offset. In a record
+    to append, the fields may also have other types, such as str: see `as_records`.
     """
 
     value: bytes | None
@@ -69,22 +70,22 @@ class Record:
 
 
 def as_records(items: Iterable[object]) -> list[Record]:
-    """Return items to append as records with plain fields.
+    """Return items to append as records whose fields need no further conversion.
 
     An item is a `Record`, or a value. A value, a key or the value of a header may be bytes, bytearray, memoryview, or
     a str, which is encoded in UTF-8. Headers may be a mapping, and a timestamp may be a datetime with a time zone.
-    Raises `TypeError` with the name of the field for anything else, and for a single record in place of several, and
-    `ValueError` for a str that UTF-8 cannot encode and for a time before 1970.
+    Raises `TypeError`, with the name of the field, for any other type, and if `items` is a single record or value.
+    Raises `ValueError` for a str that UTF-8 cannot encode, and for a time before 1970.
     """
     if isinstance(items, (bytes, bytearray, memoryview, str, Record)):
-        raise TypeError(f"give several records, as in append([record]), not one {_kind(items)}")
+        raise TypeError(f"give a list of records, as in append([record]), not one {_kind(items)}")
     return [
         item if type(item) is Record and _is_plain(item) else _as_record(item) for item in items
     ]
 
 
 def _is_plain(record: Record) -> bool:
-    """Whether the fields need no conversion. Called for each record, so it takes a few per cent of an append."""
+    """Whether no field needs conversion. This check of each record takes a few per cent of the time of an append."""
     if not (
         type(record.value) in _PLAIN
         and type(record.key) in _PLAIN
@@ -138,7 +139,7 @@ def _as_headers(headers: object) -> Sequence[tuple[str, bytes | None]]:
     except (TypeError, ValueError):
         raise wrong from None
     if not all(isinstance(pair, (tuple, list)) for pair in pairs):
-        # The two letters of a str are no pair, and a set has no order.
+        # Unpacking above also accepts a str of two letters, which is not a pair, and a set, which has no order.
         raise wrong
     for name, _ in found:
         if not isinstance(name, str):
@@ -153,7 +154,7 @@ def _as_ms(time: object) -> int | None:
         if time.utcoffset() is None:
             raise TypeError("timestamp must be a datetime with a time zone, or ms since 1970")
         if time < _EPOCH:
-            # A ms before it, for example, is -1, which stands for no timestamp.
+            # Times before 1970 would be negative numbers, and -1 stands for no timestamp.
             raise ValueError(f"timestamp {time} is before 1970")
         return (time - _EPOCH) // timedelta(milliseconds=1)
     if isinstance(time, SupportsIndex) and not isinstance(time, bool):
@@ -168,7 +169,7 @@ def _kind(item: object) -> str:
 
 
 def encode_record(record: Record, *, offset_delta: int, timestamp_delta: int) -> bytes:
-    """Return a record as the bytes that it has in a batch, its length first (kafka-storage 2.2).
+    """Return the bytes of a record in a batch, beginning with its length (kafka-storage 2.2).
 
     The deltas are relative to the batch's base offset and base timestamp (ms). The record's own offset and timestamp
     are not used.
@@ -190,8 +191,8 @@ def decode_record(
 ) -> tuple[Record, int]:
     """Return the record at `position` of a batch's uncompressed records, and the position after the record.
 
-    The base offset and base timestamp (ms) are the batch's. Raises `Corrupt` if a number in the record is malformed,
-    or a length does not match (kafka-storage 2.2).
+    `base_offset` and `base_timestamp` (ms) are those of the batch. Raises `Corrupt` if a number in the record is
+    malformed, or a length does not match (kafka-storage 2.2).
     """
     size, position = varint.decode(data, position)
     end = position + size
@@ -219,8 +220,8 @@ def find_record(data: bytes | memoryview, count: int, offset_delta: int) -> int 
     """Return the position in `data` of the record with `offset_delta`; None if no record has it.
 
     `data` has the uncompressed records of a batch, `count` is their number. The search stops at the first record with
-    `offset_delta` or a higher one. Raises `Corrupt` if the length or a delta of this or an earlier record is
-    malformed, or if all records have lower offset deltas and bytes follow the last record.
+    `offset_delta` or a higher delta. Raises `Corrupt` if the length or a delta of a record up to there is malformed,
+    or if there is no such record and bytes follow the last record.
     """
     position = 0
     for _ in range(count):
@@ -237,9 +238,9 @@ def find_record(data: bytes | memoryview, count: int, offset_delta: int) -> int 
 
 
 def skip_records(data: bytes | memoryview, count: int) -> int:
-    """Return the position after the first `count` records of a batch. Only the records' lengths are read.
+    """Return the position in `data` after the first `count` records of a batch. Only their lengths are read.
 
-    Raises `Corrupt` if a length is malformed, or a record does not fit.
+    Raises `Corrupt` if a length is malformed, or a record does not fit in `data`.
     """
     position = 0
     for _ in range(count):
@@ -253,17 +254,16 @@ def skip_records(data: bytes | memoryview, count: int) -> int:
 def decode_headers(
     data: bytes | memoryview, position: int
 ) -> tuple[Sequence[tuple[str, bytes | None]], int]:
-    """Return the headers of a record, and the position after them.
+    """Return the headers of a record as (name, value) pairs, and the position after them.
 
-    In `data` the headers begin at `position` with their count. Each header that is returned is a pair of its name
-    and its value. Raises `Corrupt` if the headers are malformed.
+    In `data` the headers begin at `position` with their count. Raises `Corrupt` if the headers are malformed.
     """
     count, position = varint.decode(data, position)
     if count == 0:
         return (), position
     if count < 0 or count > len(data) - position:
         raise Corrupt(
-            f"a record's header count is {count}, but so many headers do not fit its bytes"
+            f"a record has a header count of {count}, but its bytes cannot hold so many headers"
         )
     headers = []
     for _ in range(count):
@@ -278,7 +278,7 @@ def decode_headers(
 def decode_records(
     data: bytes | memoryview, count: int, *, base_offset: int, base_timestamp: int
 ) -> Iterator[Record]:
-    """Yield the records of a batch. Raises `Corrupt` unless `data` is exactly `count` valid records."""
+    """Yield the records of a batch. Raises `Corrupt` unless `data` consists of exactly `count` valid records."""
     position = 0
     for number in range(count):
         record, position = decode_record(

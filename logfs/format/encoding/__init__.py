@@ -2,8 +2,8 @@
 
 Imports `base`, `kernels`, `batches`, `messages` and `text`.
 
-- `batch_builder`: lines and records to sealed batches, for appends.
-- `columnar_encoder`: columns to sealed batches.
-- `arrow_layout`: fields of records, copied to contiguous memory in Arrow's layout.
-- `hyperloglog`: the estimated number of distinct keys.
+- `batch_builder`: builds sealed batches from lines and records, for appends.
+- `columnar_encoder`: builds sealed batches from columns.
+- `arrow_layout`: copies fields of records to contiguous memory, in Arrow's layout.
+- `hyperloglog`: estimates the number of distinct keys.
 """

@@ -1,8 +1,8 @@
 """Fields of records copied to contiguous memory, in Arrow's layout for columns of byte strings.
 
-Such a column has int32 offsets[n + 1] into its bytes, and a bitmap with one bit per row, lowest bit first. The bit of
-a row is set if its value is not null. The loops are compiled like those of `batch_kernels`. Import this module only
-for bulk work, because numba takes a quarter of a second to load.
+A column of n values has int32 offsets[n + 1] into its bytes, and a bitmap with one bit per row, lowest bit first. The
+bit of a row is set if its value is not null. The loops are compiled by numba. Import this module only for bulk work,
+because numba takes a quarter of a second to load.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _gather(
     out: NDArray[np.uint8],
     validity: NDArray[np.uint8],
 ) -> int:
-    """Fill the arrays of a `GatheredField`; `out` is its `data`. Return the number of nulls (length -1)."""
+    """Fill the arrays of a `GatheredField`, whose `data` is `out`. Return the number of nulls (length -1)."""
     position = np.int64(0)
     nulls = 0
     offsets[0] = 0
@@ -64,7 +64,7 @@ def _gather(
 def gather(
     data: NDArray[np.uint8], starts: NDArray[np.int64], lengths: NDArray[np.int32]
 ) -> GatheredField:
-    """Copy the values data[starts[i] : starts[i] + lengths[i]] into one field; a length of -1 is a null.
+    """Copy the values data[starts[i] : starts[i] + lengths[i]] into one field; a length of -1 stands for null.
 
     Raises `ValueError` if the values have 2 GiB or more in total.
     """
@@ -91,11 +91,11 @@ def _locate_headers(
     value_starts: NDArray[np.int64],
     value_lengths: NDArray[np.int32],
 ) -> int:
-    """Write where the key and the value of each header of all rows start in `data`, and how long they are.
+    """Find the key and the value of each header of all rows: their start positions in `data`, and their lengths.
 
-    Row i has counts[i] headers in data[starts[i] : ends[i]]. The last four arrays are written, an item for each
-    header; a null value gets the length -1. Returns the number of the first row whose headers are malformed, or
-    len(starts) if there is none.
+    Row i has counts[i] headers in data[starts[i] : ends[i]]. The result is written to the last four arrays, an item
+    for each header; a null value gets the length -1. Returns the number of the first row whose headers are malformed,
+    or len(starts) if there is none.
     """
     number = 0
     for row in range(len(starts)):
@@ -120,11 +120,12 @@ def gather_headers(columns: Columns) -> tuple[NDArray[np.int32], GatheredField, 
     """Return the headers of all rows as (offsets, keys, values).
 
     `offsets` is int32[n + 1]: row i has the headers from offsets[i] up to offsets[i + 1]. `keys` and `values` have
-    one value for each header. Raises `Corrupt` for malformed headers, and `ValueError` as `gather` does.
+    one value for each header. Raises `Corrupt` for malformed headers, and the errors of `gather`.
     """
     counts = columns.header_counts
     total = int(counts.sum(dtype=np.int64))
-    # The shortest header has two bytes. Without this check, false counts could request an allocation of any size.
+    # The shortest header has two bytes. Without this check, wrong header counts could cause an allocation of any
+    # size.
     if total * 2 > int((columns.header_ends - columns.header_starts).sum()):
         raise Corrupt(
             "the header counts of the records add up to more headers than fit in their bytes"

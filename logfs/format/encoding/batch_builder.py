@@ -1,4 +1,4 @@
-"""Sealed batches from lines and records (kafka-storage 2.3), with the base offset 0 until the log assigns another.
+"""Builds sealed batches from lines and records (kafka-storage 2.3). Their base offset is 0 until the log assigns one.
 
 `build_lines` and `build_records` stop at the first record that is too large. They return the error together with the
 batches of all earlier records, so that the caller can append those batches.
@@ -45,15 +45,17 @@ if TYPE_CHECKING:
     from logfs.errors import LogfsError
     from logfs.format.messages.control import EndTransactionMarker
 
-# An upper bound of the bytes that a record adds to its line: three varints of up to five bytes, one of up to ten (the
-# timestamp delta), three single bytes.
+# The largest number of bytes that a record has in addition to its line: three varints of up to five bytes, one of up
+# to ten (the timestamp delta), and three single bytes.
 _RECORD_OVERHEAD = 28
-# Up to this many lines, and this many bytes of them, a Python loop is faster than a call of the compiled loop.
+# For input of at most this many lines, and at most this many bytes, a Python loop is faster than a call of the
+# compiled loop.
 _FEW_LINES = 4
 _FEW_LINES_BYTES = 4096
-# Incompressible records grow in compression by at most 1/64. A batch of several records leaves room for this growth.
+# Compression lengthens incompressible records by at most 1/64. A batch of several records leaves room for this
+# growth.
 _EXPANSION = 64
-# The most bytes that the frame of any codec adds, even to a very short stream.
+# The largest number of bytes that the frame of a codec adds, even to a very short stream.
 _FRAME_BYTES = 64
 
 _LINE_ENVELOPE = len(envelope.encode(Record(b"", timestamp=0, offset=0), b"")) - len('0""0')
@@ -79,7 +81,7 @@ class BatchFormat(NamedTuple):
 
     @property
     def records_limit(self) -> int:
-        """The most bytes that the uncompressed records of a batch may take if it has more than one record.
+        """The largest size in bytes of the uncompressed records of a batch that has more than one record.
 
         With a codec this leaves room for records that grow in compression. A single record may use that room, too.
         """
@@ -90,9 +92,9 @@ class BatchFormat(NamedTuple):
 
     @property
     def line_limit(self) -> int:
-        """The length in bytes of the longest line that fits a batch.
+        """The length in bytes of the longest line that fits in a batch.
 
-        With a codec it is `limit_bytes`, although a longer line may fit after compression.
+        With a codec this is `limit_bytes`, although an even longer line might fit after compression.
         """
         if self.codec is not Codec.NONE:
             return self.limit_bytes
@@ -106,8 +108,8 @@ class BatchFormat(NamedTuple):
 class NewBatch:
     """A sealed batch that has no base offset yet.
 
-    `max_timestamp` is in ms. `text` is the size of the records' text without the digits of their offsets; the log
-    adds these when it assigns the offsets.
+    `max_timestamp` is in ms. `text` is the size of the records as text: as lines, and as JSON envelopes. The digits
+    of the offsets in the envelopes are not counted; the log adds their number when it assigns the offsets.
     """
 
     data: bytearray | memoryview
@@ -120,8 +122,8 @@ class NewBatch:
 class Built:
     """The result of building batches: the batches, how much of the input they hold, and the error that stopped it.
 
-    `consumed` counts bytes if the input was lines (`of_lines`), and records if it was records. `refused` is the
-    error for the first input that was not built, None if all of it was.
+    `consumed` counts bytes if the input was lines (`of_lines`), and records if it was records. `refused` is the error
+    for the first line or record that is in no batch; it is None if the batches hold the whole input.
     """
 
     batches: list[NewBatch]
@@ -135,10 +137,10 @@ class Built:
 
 
 def build_lines(data: bytes, form: BatchFormat, now_ms: int) -> Built:
-    """Build batches in which each line of `data` is the value of a record; `data` ends with a newline.
+    """Build batches in which each line of `data` is the value of a record. `data` must end with a newline.
 
-    The records have no key and the timestamp `now_ms`. `consumed` of the result counts bytes. A line whose batch
-    would exceed the limit ends the work, and `refused` of the result is then a `RecordTooLarge`.
+    The records have no key, and the timestamp `now_ms`. The result's `consumed` counts bytes. If the batch of a line
+    would exceed the limit, building stops there, and the result's `refused` is a `RecordTooLarge`.
     """
     lines = data.count(b"\n") if len(data) <= _FEW_LINES_BYTES else _FEW_LINES + 1
     if lines == 1 and form.codec is Codec.NONE:
@@ -167,9 +169,9 @@ def _build_line(data: bytes, form: BatchFormat, now_ms: int) -> Built:
     return Built([NewBatch(batch, 1, now_ms, text)], len(data), of_lines=True)
 
 
-# The header fields up to the CRC itself, which the CRC does not cover.
+# The header fields up to and with the CRC. The CRC does not cover them.
 _UNCOVERED = struct.Struct(">qiibI")
-# The header fields after the CRC, which it covers.
+# The header fields after the CRC. The CRC covers them.
 _COVERED = struct.Struct(">hiqqqhii")
 
 
@@ -177,7 +179,8 @@ _COVERED = struct.Struct(">hiqqqhii")
 def _line_constants(timestamp_type: TimestampType, now_ms: int) -> tuple[bytes, int]:
     """Return the parts of a batch of one line that depend only on the timestamp and its type.
 
-    They are the part of the header that the CRC covers, and the size of the envelope without value and offset.
+    They are the part of the header that the CRC covers, and the size of the record's JSON envelope without its value
+    and offset.
     """
     form = BatchFormat(timestamp_type=timestamp_type)
     none = (NO_PRODUCER_ID, NO_PRODUCER_EPOCH, NO_SEQUENCE)
@@ -187,7 +190,7 @@ def _line_constants(timestamp_type: TimestampType, now_ms: int) -> tuple[bytes, 
 
 @lru_cache(maxsize=4096)
 def _line_prefix(length: int) -> bytes:
-    """Return the bytes of a record up to its value, for a line of `length` bytes that is alone in its batch."""
+    """Return the bytes before the value in a record, for a line of `length` bytes that is alone in its batch."""
     fields = b"\0\0\0\1" + encode_varint(length)
     return encode_varint(len(fields) + length + 1) + fields
 
@@ -199,8 +202,8 @@ def _build_many_lines(data: bytes, form: BatchFormat, now_ms: int) -> Built:
 
     array = np.frombuffer(data, np.uint8)
     ends = line_ends(array)
-    # The kernel writes without bounds checks, so `out` needs room for every header. Two facts limit the number of
-    # batches: a batch together with the record after it exceeds the limit, and no batch is empty.
+    # The kernel writes without bounds checks, so `out` must have room for all records and headers. The number of
+    # batches is limited by two facts: a batch together with the next record exceeds the limit, and no batch is empty.
     records_bytes = len(data) + len(ends) * _RECORD_OVERHEAD
     batches_at_most = min(2 + 2 * records_bytes // max(form.records_limit, 1), len(ends))
     out = np.empty(records_bytes + batches_at_most * HEADER_SIZE, np.uint8)
@@ -213,7 +216,8 @@ def _build_many_lines(data: bytes, form: BatchFormat, now_ms: int) -> Built:
             array, ends, first, start, records_start + form.records_limit, out, records_start
         )
         if count == 0:
-            # A record alone in its batch may use the room that is reserved for growth in compression.
+            # No record fitted. A record that is alone in its batch may use the room that is reserved for growth in
+            # compression.
             single = build_records([Record(data[start : ends[first]])], form, now_ms)
             if single.refused:
                 built.refused = single.refused
@@ -245,8 +249,8 @@ def line_ends(data: NDArray[np.uint8]) -> NDArray[np.int64]:
 def build_records(records: Sequence[Record], form: BatchFormat, now_ms: int) -> Built:
     """Build batches with as many records in each as the limit allows.
 
-    A record without a timestamp (None) gets `now_ms`. `consumed` of the result counts records. A record whose batch
-    would exceed the limit ends the work, and `refused` of the result is then a `RecordTooLarge`.
+    A record without a timestamp (None) gets `now_ms`. The result's `consumed` counts records. If the batch of a
+    single record would exceed the limit, building stops there, and the result's `refused` is a `RecordTooLarge`.
     """
     built = Built([], 0)
     buffer = bytearray(HEADER_SIZE)
@@ -310,8 +314,8 @@ def sealed(
 ) -> NewBatch:
     """Return a sealed batch of `count` records. `data` has `HEADER_SIZE` free bytes, then the uncompressed records.
 
-    The records are compressed into a new buffer if `form` has a codec; otherwise the header is written into the free
-    bytes, and `data` becomes the batch. Timestamps are in ms. `text` is the size of the records' text.
+    If `form` has a codec, the records are compressed into a new buffer. Otherwise the header is written into the free
+    bytes, and `data` becomes the batch. Timestamps are in ms. `text` is the size of the records as text.
     """
     if form.codec is not Codec.NONE:
         packed = compression.compress(form.codec, data[HEADER_SIZE:], form.level)
@@ -328,12 +332,12 @@ def sealed(
 
 
 def rebuild(batch: Batch, form: BatchFormat, now_ms: int) -> NewBatch:
-    """Return a producer's batch, converted to the format `form` of a topic (kafka-storage 2.9.2).
+    """Return a producer's batch, converted to `form`, the format of a topic's batches (kafka-storage 2.9.2).
 
     The records are encoded again if their offsets have gaps, or if the codec changes and the base timestamp differs
     from the first record's. Otherwise their bytes stay as they are, and a batch that already has the topic's codec
-    keeps its compressed stream. The producer's id, epoch and sequence always stay. With LogAppendTime the records get
-    the timestamp `now_ms`. Raises `Corrupt` for records that are malformed.
+    keeps its compressed stream. The producer's id, epoch and sequence are always kept. With LogAppendTime the records
+    get the timestamp `now_ms`. Raises `Corrupt` for records that are malformed.
     """
     header = batch.header
     decoded = batch.columns()

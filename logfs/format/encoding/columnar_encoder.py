@@ -1,7 +1,7 @@
-"""Sealed batches from columns of records, without an object for each record: the reverse of `batches.columns`.
+"""Builds sealed batches from columns of records, without an object for each record: the reverse of `batches.columns`.
 
-Binary columns have Arrow's layout: all bytes one after the other, and the start and end of each value. Positions
-and lengths are in bytes, timestamps in ms since the epoch.
+Columns of byte strings have Arrow's layout: the bytes of all values in one array, and the positions in it where each
+value starts and ends. Positions and lengths are in bytes, timestamps in ms since the epoch.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ if TYPE_CHECKING:
     Int64s = NDArray[np.int64]
     Flags = NDArray[np.bool_]
 
-# A batch is read, checked and decompressed as a whole. This size is large enough to compress well, and not too large
-# to be read for one record.
+# The size of the records in a batch. A batch is read, checked and decompressed as a whole: this size is large enough
+# to compress well, and small enough to be read for one record.
 TARGET_BYTES = 128 * 1024
-# The most bytes of: record length, attributes, timestamp delta, offset delta, key length, value length, header count.
+# The largest size in bytes of a record without its key, value and headers: record length, attributes, timestamp
+# delta, offset delta, key length, value length, header count.
 _FIXED_BYTES = 5 + 1 + 10 + 5 + 5 + 5 + 5
-# The most bytes of the lengths of a header's name and value.
+# The largest size in bytes of a header without its name and value: the lengths of both.
 _HEADER_BYTES = 5 + 5
 
 
@@ -69,7 +70,7 @@ def build_rows(rows: Rows, order: Int64s, form: BatchFormat) -> Iterator[NewBatc
 
     The bytes of a batch are valid until the next batch is requested. The records of a batch take at most
     `TARGET_BYTES` before compression; a larger record is alone in its batch. `NewBatch.text` has the number of
-    records, but 0 in place of the sizes, which are not measured. Raises `RecordTooLarge` if a batch exceeds the limit
+    records, but its sizes are 0, because they are not measured. Raises `RecordTooLarge` if a batch exceeds the limit
     of `form`, and `InvalidRecord` for a timestamp below -1.
     """
     times = rows.timestamps[order]
@@ -108,16 +109,16 @@ def build_rows(rows: Rows, order: Int64s, form: BatchFormat) -> Iterator[NewBatc
 
 
 def partitions_of(keys: Binary, count: int) -> NDArray[np.int32]:
-    """Return the partition of each key among `count` partitions, as int32[n], by Kafka's default partitioner.
+    """Return the partition that Kafka's default partitioner chooses for each key, as int32[n].
 
-    The partition of a null key is -1.
+    `count` is the number of partitions. For a null key the result is -1.
     """
     found = np.empty(len(keys.nulls), np.int32)
     _partition(*keys, count, found)
     return found
 
 
-# The loops.
+# The compiled loops.
 
 
 @kernel
@@ -129,7 +130,7 @@ def _bound_rows(
     header_value_offsets: Int64s,
     bounds: Int64s,
 ) -> None:
-    """Set bounds[row] to the most bytes that the record of the row can take, for each row."""
+    """Set bounds[row], for each row, to an upper bound of its record's size in bytes."""
     for row in range(len(bounds)):
         size = _FIXED_BYTES + key_offsets[row + 1] - key_offsets[row]
         size += value_offsets[row + 1] - value_offsets[row]
@@ -141,9 +142,9 @@ def _bound_rows(
 
 @kernel
 def _put_bytes(out: Bytes, position: int, data: Bytes, start: int, length: int) -> int:
-    """Write to `out` the varint `length`, and data[start : start + length]. Return the position after them.
+    """Write the varint `length` and the bytes data[start : start + length] to `out`. Return the position after them.
 
-    A length of -1 is a null, which has no bytes.
+    A length of -1 stands for null, which has no bytes.
     """
     position = put_varint(out, position, length)
     if length > 32:
@@ -184,8 +185,8 @@ def _encode_rows(
 ) -> tuple[int, int]:
     """Write the records of the rows order[first], order[first + 1], … to `out` (kafka-storage 2.2).
 
-    Writes at least one record, and stops before one that might pass the position `limit`. Returns (number of records,
-    position after the last).
+    Writes at least one record, and stops before a record that could end after the position `limit`. Returns (number
+    of records, position after the last record).
     """
     base = timestamps[order[first]]
     count = 0

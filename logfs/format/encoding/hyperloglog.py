@@ -1,8 +1,8 @@
 """An estimate of the number of distinct keys, in 16 KiB for any number of keys (HyperLogLog, Flajolet et al. 2007).
 
 A key's hash has two words. The first word selects a register. A register holds 1 plus the greatest number of trailing
-zero bits in the second words of the keys that selected it, or 0 if no key did. Sketches are merged by taking the
-greater value of each register. The standard error is 0.8 %, and less for up to a few thousand keys.
+zero bits in the second words of the keys that selected it, or 0 if no key did. To merge two sketches, the greater
+value of each register is taken. The standard error is 0.8 %; it is smaller for up to a few thousand keys.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _BITS = 14
 _REGISTERS = 1 << _BITS
-# The secret of the hash is fixed, so that sketches of different processes can be merged.
+# The key of the hash function. It is fixed, so that sketches of different processes can be merged.
 _SECRET = np.array([0x6C6F676673206B65, 0x7920736B65746368], np.uint64)
 
 
@@ -38,7 +38,7 @@ class KeySketch:
         )
 
     def merge(self, other: KeySketch) -> None:
-        """Add the keys that another sketch has seen."""
+        """Add the keys that were added to another sketch."""
         np.maximum(self.registers, other.registers, out=self.registers)
 
     def count(self) -> int:
@@ -48,6 +48,6 @@ class KeySketch:
         alpha = 0.7213 / (1 + 1.079 / _REGISTERS)
         found = alpha * _REGISTERS * _REGISTERS / float(sizes.sum())
         if found <= 2.5 * _REGISTERS and empty:
-            # Up to 2.5 keys per register, the number of empty registers gives a better estimate.
+            # Up to 2.5 keys per register, the number of registers that are 0 gives a better estimate.
             found = _REGISTERS * math.log(_REGISTERS / empty)
         return round(found)

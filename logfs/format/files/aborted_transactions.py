@@ -1,4 +1,4 @@
-"""Entries of a .txnindex file: the aborted transactions whose marker lies in the segment (kafka-storage 9.5)."""
+"""The entries of a .txnindex file: transactions whose abort marker lies in the segment (kafka-storage 9.5)."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ ENTRY = struct.Struct(">hqqqq")
 
 
 class AbortedTransaction(NamedTuple):
-    """A transaction that was aborted. Its records lie in [first_offset, last_offset], among other records.
+    """A transaction that was aborted. Its records have offsets in [first_offset, last_offset], as may other records.
 
-    `last_offset` is the offset of the abort marker. `last_stable_offset` is the first offset of the earliest other
-    transaction that was open when the marker was written, or the offset after the marker if none was open.
+    `last_offset` is the offset of the abort marker. `last_stable_offset` is the smallest first offset of the other
+    transactions that were open when the marker was written, or the offset after the marker if none was open.
     """
 
     producer_id: int
@@ -44,8 +44,8 @@ def parse_aborted(data: Buffer) -> list[AbortedTransaction]:
 def parse_entries(data: Buffer) -> list[tuple[int, AbortedTransaction]]:
     """Return the entries of a .txnindex file as (version, entry); an incomplete last entry is ignored.
 
-    The version has two bytes in the file. Only the first byte is returned, as a signed number, because Kafka reads
-    only this byte. It is 0 for a valid entry, negative for an invalid one. Raises `Corrupt` for a version above 0.
+    The version has two bytes in the file, but Kafka reads only the first of them, so only this byte is returned, as a
+    signed number. It is 0 for a valid entry, and negative for an invalid one. Raises `Corrupt` for a version above 0.
     """
     view = memoryview(data)
     found: list[tuple[int, AbortedTransaction]] = []

@@ -1,8 +1,8 @@
-"""Kafka's small text files: checkpoints, partition.metadata, meta.properties, clean shutdown.
+"""Kafka's small text files: checkpoints, partition.metadata, meta.properties, the clean-shutdown marker.
 
-Each kind has a `format_` function that returns the file's bytes, and a `parse_` function that reads them. A
-`parse_` function raises `Corrupt`, with the line and the reason, for bytes that are not such a file. The layouts
-are those of kafka-storage 1.4 to 1.7.
+Each kind has a `format_` function that returns the file's bytes, and a `parse_` function that reads them. A `parse_`
+function raises `Corrupt`, with the line and the reason, for bytes that are not such a file. The layouts are those of
+kafka-storage 1.4 to 1.7.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 
 VERSION = 0
 
-# Java's line ends, and its blanks within a line. Python's definitions of both are wider.
+# Line ends and blanks within a line as Java defines them. Python's `splitlines` and `split` accept further
+# characters.
 LINE_END = re.compile(r"\r\n|\r|\n")
 BLANKS = re.compile(r"[ \t\v\f]+")
 NUMBER = re.compile(r"0*([0-9]{1,19})")
-# A crash during a write can leave a run of zero bytes in a file. A valid file has none.
+# What to search for: a crash during a write can leave many zero bytes in a file. A valid file has none.
 _HOLE = bytes(64)
 
 T = TypeVar("T")
@@ -33,7 +34,8 @@ T = TypeVar("T")
 def _decoded(data: bytes) -> str:
     hole = data.find(_HOLE)
     if hole >= 0:
-        # Refuse the file here: a hole may be very long, and the patterns would take much memory to search it.
+        # Refuse the file before its text is searched: there may be very many zero bytes, and matching the regular
+        # expressions would take much memory.
         line = data.count(b"\n", 0, hole) + 1
         raise Corrupt(f"line {line}: zero bytes, as a crash leaves them")
     try:
@@ -44,20 +46,21 @@ def _decoded(data: bytes) -> str:
 
 
 def _lines(data: bytes) -> list[str]:
-    """Return the lines of a file without their ends. The last line may lack its end."""
+    """Return the lines of a file without their line ends. The last line need not have a line end."""
     lines = LINE_END.split(_decoded(data))
     return lines if lines[-1] else lines[:-1]
 
 
 def _number(text: str, *, most: int, what: str, line: int) -> int:
-    """Return the value of `text`, a decimal in 0..`most`. Raises `Corrupt` for other text, with `what` and `line`."""
+    """Return the decimal number `text`. Raises `Corrupt`, with `what` and `line`, unless it is in 0..`most`."""
     digits = NUMBER.fullmatch(text)
     if digits is None or int(digits[1]) > most:
         raise Corrupt(f"line {line}: {what} {text[:30]!r} is not a number in 0..{most}")
     return int(digits[1])
 
 
-# Checkpoints (kafka-storage 1.4): the version, the number of entries, and then one entry to a line.
+# A checkpoint (kafka-storage 1.4) has a line with the version, a line with the number of entries, and a line for each
+# entry.
 
 
 def format_offsets(offsets: Mapping[TopicPartition, int]) -> bytes:
@@ -68,7 +71,7 @@ def format_offsets(offsets: Mapping[TopicPartition, int]) -> bytes:
 
 
 def parse_offsets(data: bytes) -> dict[TopicPartition, int]:
-    """Return the offset of each partition in an offset checkpoint file; an empty file has none.
+    """Return the offset of each partition in an offset checkpoint file; {} for an empty file.
 
     Raises `Corrupt` if the file is malformed.
     """
@@ -84,7 +87,7 @@ def _offset_entry(fields: list[str], line: int) -> tuple[TopicPartition, int]:
 
 
 def format_epochs(epochs: Sequence[tuple[int, int]]) -> bytes:
-    """Return a leader-epoch-checkpoint file of (epoch, start offset) pairs, given in ascending order."""
+    """Return a leader-epoch-checkpoint file with (epoch, start offset) pairs, which must be in ascending order."""
     return _format_entries(f"{epoch} {start_offset}" for epoch, start_offset in epochs)
 
 
@@ -114,7 +117,7 @@ def _parse_entries(data: bytes, *, fields: int, parse: Callable[[list[str], int]
     lines = _lines(data)
     if lines and lines[0] != str(VERSION):
         raise Corrupt(f"line 1: version {lines[0][:30]!r} is not supported; only {VERSION} is")
-    # Kafka creates the file before it writes any entries, so a missing count is not damage.
+    # A file without the number of entries is not damaged: Kafka creates the file before it writes to it.
     if len(lines) < 2:
         return []
     count = _number(lines[1], most=INT32_MAX, what="entry count", line=2)
@@ -129,7 +132,7 @@ def _parse_entries(data: bytes, *, fields: int, parse: Callable[[list[str], int]
     return entries
 
 
-# UUIDs: 16 bytes as URL-safe base64 without padding.
+# UUIDs are written as 16 bytes in URL-safe base64, without padding.
 
 ZERO_ID = uuid.UUID(int=0)
 METADATA_TOPIC_ID = uuid.UUID(int=1)
@@ -171,7 +174,8 @@ def random_uuid(draw: Callable[[], uuid.UUID] = uuid.uuid4) -> uuid.UUID:
             return value
 
 
-# partition.metadata (kafka-storage 1.5): two `key: value` lines, the last one without a line end.
+# A partition.metadata file (kafka-storage 1.5) has two lines of the form `key: value`, the last one without a line
+# end.
 
 
 def format_partition_metadata(topic_id: uuid.UUID) -> bytes:
@@ -204,7 +208,7 @@ def _metadata_value(lines: list[str], number: int, key: str) -> str:
     return found[1]
 
 
-# meta.properties (kafka-storage 1.6): a file of Java properties.
+# A meta.properties file (kafka-storage 1.6) is a file of Java properties.
 
 PROPERTY_BLANKS = " \t\f"
 PROPERTY = re.compile(r"((?:[^\\=: \t\f]|\\.)*)[ \t\f]*[=:]?[ \t\f]*(.*)", re.DOTALL)
@@ -254,7 +258,7 @@ def parse_properties(data: bytes) -> dict[str, str]:
 def _property_lines(text: str) -> Iterator[tuple[int, str]]:
     """Yield (number, line) for each line that is neither a comment nor empty.
 
-    A line that ends in a backslash is yielded as one line with the next, under the number of the first.
+    A line that ends in a backslash is joined with the next line; their number is that of the first.
     """
     lines = enumerate(LINE_END.split(text), start=1)
     for number, line in lines:
@@ -286,14 +290,17 @@ def _unescaped(text: str, line: int) -> str:
 
 
 def _paired(text: str, line: int) -> str:
-    """Join surrogate pairs to characters: Java's escapes are UTF-16 units. Raises `Corrupt` for a lone surrogate."""
+    """Return `text` with each surrogate pair joined to one character, because escapes in Java are UTF-16 code units.
+
+    Raises `Corrupt` for a surrogate that is not part of a pair.
+    """
     try:
         return text.encode("utf-16", "surrogatepass").decode("utf-16")
     except UnicodeDecodeError:
         raise Corrupt(f"line {line}: an escape \\uD800 to \\uDFFF without its other half") from None
 
 
-# .kafka_cleanshutdown (kafka-storage 1.7): only its existence counts; it may contain an epoch.
+# Only the existence of .kafka_cleanshutdown counts (kafka-storage 1.7); it may contain a broker epoch.
 
 UNKNOWN_BROKER_EPOCH = -1
 

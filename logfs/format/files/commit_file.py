@@ -1,7 +1,8 @@
-"""The commit file: the last commit of each writer, and at most one commit that is decided but may be incomplete.
+"""The commit file in a log directory: the last completed commit of each writer, and at most one commit in progress.
 
-The rename that replaces the file decides a commit: from then on, the commit is completed even after a crash. The file
-has two lines of text: a JSON object, and the CRC-32C of the bytes of the first line.
+A writer stages batches in files. A commit appends them to one or several partitions, all or none. The commit is
+decided by the rename that replaces the commit file: from then on, it is completed even after a crash. The file has
+two lines of text: a JSON object, and the CRC-32C of the bytes of the first line.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from logfs.format.base.crc import crc32c
 
 FILE_NAME = "logfs-commits"
 VERSION = 0
-# The suffix of staged files. A broker ignores plain files with a suffix that it does not know (kafka-storage 1.1).
+# The suffix of files with staged batches. A broker ignores files with a suffix that it does not know (kafka-storage
+# 1.1).
 STAGED = ".staged"
 NO_APPEND_TIME = -1
-# The `base_offset` of a `CommitPart` whose batches, other than the first `skip`, have no offsets in the log yet.
+# The `base_offset` of a `CommitPart` to whose batches (after the first `skip`) the log has not yet assigned offsets.
 NO_PLACE = -1
 
-# The valid values of each integer field that does not allow every int64, by the field's name.
+# The valid values of integer fields, by the name of the field. Other integer fields may have any int64.
 _RANGES = {
     **dict.fromkeys(("size_bytes", "record_count", "segment", "position", "skip"), range(2**63)),
     "base_offset": range(NO_PLACE, 2**63),
@@ -37,7 +39,7 @@ class StagedFile:
 
     The base offsets in the file begin at 0. `partition` is the name of the directory, such as `orders-0`; `name` is
     the name of the file in the directory. `size_bytes` is the file's length, `record_count` the number of offsets
-    that the batches take.
+    that the batches need.
     """
 
     partition: str
@@ -47,10 +49,10 @@ class StagedFile:
 
 
 class Writer(NamedTuple):
-    """The last commit of one writer, whose name is the key of this entry in `CommitLog.writers`.
+    """The last completed commit of a writer. The name of the writer is the key of this entry in `CommitLog.writers`.
 
     `sequence` is the writer's number for the commit, which rises from commit to commit. `time_ms` is the time of the
-    commit, since the epoch.
+    commit, in ms since the epoch.
     """
 
     sequence: int
@@ -62,12 +64,12 @@ class CommitPart:
     """The part of a commit that concerns one partition.
 
     `partition` is the name of the partition's directory. The part's batches are those of `files`, one file after the
-    other. The first `skip` batches are in the log already, at an earlier place. The others begin at offset
-    `base_offset`, at byte `position` of the segment whose base offset is `segment`. If `base_offset` is NO_PLACE, the
-    others have no offsets yet, and are not in the log. If `done` is set, the part needs no more work: its batches are
-    durable, or its partition was deleted. `append_time` (ms) is stamped on every batch if the topic has
-    LogAppendTime. `log_dir` is the log directory that the partition was in, or "" if that directory holds the commit
-    file.
+    other. The first `skip` batches are already in the log, at an earlier position. The other batches begin at offset
+    `base_offset`, at byte `position` of the segment whose base offset is `segment`. If `base_offset` is NO_PLACE,
+    these other batches have no offsets yet, and are not in the log. If `done` is set, the part needs no more work:
+    its batches are durable, or its partition was deleted. If the topic has LogAppendTime, every batch gets the
+    timestamp `append_time` (ms). `log_dir` is the log directory that the partition was in, or "" if it is the one
+    with the commit file.
     """
 
     partition: str
@@ -84,10 +86,11 @@ class CommitPart:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A decided commit. If it is incomplete, the next process that opens the directories for writing completes it.
+    """A commit that is decided, but may be incomplete.
 
-    `writer` is the name of the writer, `sequence` the writer's number for the commit, `time_ms` the time of the
-    commit, since the epoch. `parts` has one part for each partition.
+    If it is incomplete, the next process that opens the log directories for writing completes it. `writer` is the
+    name of the writer, `sequence` the writer's number for the commit, `time_ms` the time of the commit, in ms since
+    the epoch. `parts` has one part for each partition.
     """
 
     writer: str
@@ -103,7 +106,7 @@ _Made = TypeVar("_Made", StagedFile, CommitPart, Pending)
 class CommitLog:
     """The content of a commit file.
 
-    `writers` maps the name of each writer to its last commit. `pending` is the decided commit, None if there is none.
+    `writers` maps the name of each writer to its last completed commit. `pending` is the commit in progress, or None.
     """
 
     writers: dict[str, Writer] = field(default_factory=dict)
@@ -117,7 +120,7 @@ def format_commits(commits: CommitLog) -> bytes:
         "writers": commits.writers,
         "pending": None if commits.pending is None else asdict(commits.pending),
     }
-    # orjson is not used: it refuses text that is not UTF-8, such as the paths of some log directories.
+    # Use `json`, because orjson refuses text that is not UTF-8, such as the paths of some log directories.
     body = json.dumps(told, separators=(",", ":")).encode()
     return b"%b\ncrc32c %08x\n" % (body, crc32c(body))
 
@@ -153,7 +156,7 @@ def _writer(sequence: int, time_ms: int) -> Writer:
 def _text(text: str) -> str:
     """Return `text` unchanged. Raises `ValueError` if it has surrogates, which stand for bytes that are not UTF-8.
 
-    Only `CommitPart.log_dir` may have such bytes, as it is a path that a user has chosen.
+    Only `CommitPart.log_dir` may have such bytes, because it is a path that a user has chosen.
     """
     text.encode()
     return text
@@ -171,10 +174,10 @@ def _pending(told: dict[str, Any]) -> Pending:
 
 
 def typed(made: _Made) -> _Made:
-    """Return `made`, an object with values from JSON, unchanged, after a check of its fields.
+    """Check the fields of `made`, an object with values from JSON, and return it unchanged.
 
-    Raises `TypeError` for a field whose value is not of the annotated type, and `ValueError` for an integer out
-    of range.
+    Raises `TypeError` for a field whose value is not of the annotated type, and `ValueError` for an integer out of
+    range.
     """
     for each in fields(made):
         value = checked(str(each.type), getattr(made, each.name))
@@ -184,7 +187,7 @@ def typed(made: _Made) -> _Made:
 
 
 def checked(kind: str, value: Any) -> Any:
-    """Return `value` if it has the type `kind`: an "int" of at most 64 bits, a "str" or a "bool".
+    """Check that `value` has the type `kind`, and return it: an "int" of at most 64 bits, a "str" or a "bool".
 
     Raises `TypeError` for another type and `ValueError` for an integer out of range. A value of any other `kind` is
     returned unchecked.
@@ -223,10 +226,10 @@ def is_staged_name(name: str) -> bool:
 
 
 def is_over(name: str, writers: dict[str, Writer]) -> bool:
-    """Whether a staged file is no longer needed: its commit, or a later one of the same writer, is done.
+    """Whether a staged file is no longer needed: its commit, or a later commit of the same writer, is complete.
 
-    `name` is the file's name, which tells the writer and the `sequence` of the file's commit. `writers` maps the
-    name of each writer to the writer's last commit. The result is False if the file's writer is not in `writers`.
+    The file's name `name` identifies the writer and the `sequence` of the file's commit. `writers` maps the name of
+    each writer to the writer's last completed commit. The result is False if the file's writer is not in `writers`.
     """
     digest, _, rest = name.partition("-")
     sequence = rest.partition("-")[0]

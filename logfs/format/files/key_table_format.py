@@ -1,15 +1,18 @@
-"""The file of a key index: the offset of the newest record of each key, up to some offset of a log.
+"""The format of a key index file: a hash table that has, for each key of a log, the offset of its newest record.
+
+An index covers the records of the log below one offset, which its header contains. The parts of the file are:
 
 | bytes | content |
 |---|---|
-| 0 to 4095 | the header below, and zeros |
+| 0 to 4095 | the header below, padded with zeros |
 | 24 for each slot | little-endian: a key's hash (16 bytes); offset + 1, with bit 63 set for a null value (8 bytes) |
-| 4 for each block | the CRC-32C of the block, which is 512 slots; big-endian |
+| 4 for each block of 512 slots | the CRC-32C of the block's bytes, big-endian |
 
-The header is big-endian: magic, version, isolation (0 read_uncommitted, 1 read_committed), slots, slots in use, the
-first offset that is not covered, the secret of the hash, the last batch that is covered (base offset, last offset,
-leader epoch, size, CRC), the CRC-32C of the block CRCs, and the CRC-32C of all header bytes before this field. A file
-is written once, under another name, then renamed, and never changed.
+The fields of the header are big-endian: magic, version, isolation (0 read_uncommitted, 1 read_committed), number of
+slots, number of slots in use, the first offset that is not covered, the secret key of the hash function, the last
+batch that is covered (base offset, last offset, leader epoch, size, CRC), the CRC-32C of the block CRCs, and the
+CRC-32C of all header bytes before this field. A file is written under a temporary name, then renamed, and never
+changed afterwards.
 """
 
 from __future__ import annotations
@@ -39,9 +42,9 @@ _CRC = struct.Struct(">I")
 
 
 class Anchor(NamedTuple):
-    """The header fields that identify the last batch that an index covers.
+    """The fields of a batch header that identify the last batch covered by a key index.
 
-    If the log is truncated and other records are appended, the batch with these offsets differs in a field.
+    If the log was truncated and other records were appended, the batch at these offsets differs in some field.
     """
 
     base_offset: int
@@ -106,7 +109,7 @@ def parse_header(data: Buffer, size_bytes: int) -> TableHeader:
         raise Corrupt("the CRC of the header does not match its bytes")
     if slots % BLOCK_SLOTS or not used < slots or size_bytes != file_bytes(slots):
         raise Corrupt(
-            f"{slots} slots, {used} of them in use, do not match a file of {size_bytes} bytes"
+            f"the header ({slots} slots, {used} in use) does not match the file size of {size_bytes} bytes"
         )
     return TableHeader(isolation, slots, used, covered, secret, Anchor(*rest[:5]))
 
@@ -119,14 +122,14 @@ def parse_crcs(head: Buffer, crcs: Buffer) -> Sequence[int]:
     """
     view = memoryview(crcs)
     if _HEAD.unpack_from(head)[-1] != crc32c(view):
-        raise Corrupt("the CRC of the block CRCs does not match their bytes")
+        raise Corrupt("the block CRCs do not match their CRC in the header")
     return struct.unpack(f">{len(view) // 4}I", view)
 
 
 def format_crcs(slots: Buffer) -> bytes:
-    """Return the CRCs of the blocks of a table as they stand in the file, 4 bytes for each block.
+    """Return the CRCs of a table's blocks as the bytes to write to the file, 4 for each block.
 
-    `slots` are the bytes of the whole table.
+    `slots` has the bytes of the whole table.
     """
     view = memoryview(slots)
     crcs = [crc32c(view[at : at + BLOCK_BYTES]) for at in range(0, len(view), BLOCK_BYTES)]
@@ -148,5 +151,5 @@ def slots_for(keys: int) -> int:
 
 
 def file_bytes(slots: int) -> int:
-    """Return the length in bytes of the file of a table with that many slots."""
+    """Return the size in bytes of a key index file whose table has `slots` slots."""
     return HEADER_BYTES + slots * SLOT_BYTES + 4 * (slots // BLOCK_SLOTS)

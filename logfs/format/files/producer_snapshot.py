@@ -28,8 +28,8 @@ class ProducerEntry(NamedTuple):
 
     `last_sequence` and `last_offset` are those of the last record in its last batch, `offset_delta` is the difference
     between the last and the first offset of that batch, and `timestamp` is in ms. If no batch is known,
-    `last_sequence` and `last_offset` are -1 and `offset_delta` is 0. `coordinator_epoch` and
-    `current_txn_first_offset` are -1 for none.
+    `last_sequence` and `last_offset` are -1 and `offset_delta` is 0. `coordinator_epoch` is -1 if it is unknown, and
+    `current_txn_first_offset` is -1 if no transaction is open.
     """
 
     producer_id: int

@@ -1,12 +1,13 @@
 """Compiled loops that scan, decode and encode batches and records, at the speed of memory and without the GIL.
 
 Each loop is one pass over bytes and numpy columns. The tests check that plain Python code gives the same results
-(`tests/format/test_batch_kernels.py`). No loop allocates memory: the caller makes every array. The sizes follow from
-the number of bytes in `data`, and never from a length that the bytes declare, which may be false.
+(`tests/format/test_batch_kernels.py`). No loop allocates memory: the caller allocates every array. The array sizes
+follow from the number of bytes in `data`, and never from a length field in these bytes, which may be wrong.
 
-Importing this module takes a quarter of a second, so import it only for bulk work; see `columns`.
+Importing this module takes a quarter of a second, so import it only to process many records: see
+`logfs.format.batches.columns.worthwhile`.
 
-Sizes and positions are bytes, int64. `data` is always a C-contiguous uint8 array.
+Sizes and positions are int64, in bytes. `data` is always a C-contiguous uint8 array.
 """
 
 from __future__ import annotations
@@ -53,12 +54,12 @@ if TYPE_CHECKING:
     from logfs.format.kernels.kernel import Bytes, Int32s, Int64s, Words
 
 
-# Words of eight equal bytes: newlines; 0x7F, which has all bits but the highest; ones.
+# Words of eight equal bytes: of newlines (0x0A), of 0x7F (all bits but the highest), and of 0x01.
 _NEWLINES = np.uint64(0x0A0A0A0A0A0A0A0A)
 _LOW_BITS = np.uint64(0x7F7F7F7F7F7F7F7F)
 _ONES = np.uint64(0x0101010101010101)
 
-# Codes that loops return in place of a position if the bytes violate the format (kafka-storage 2.2).
+# Error codes that loops return instead of a position if the bytes violate the record format (kafka-storage 2.2).
 BAD_VARINT = -1
 BAD_LENGTH = -2
 BAD_KEY = -3
@@ -68,7 +69,7 @@ BAD_HEADERS = -5
 FIELDS = 8
 
 
-# Varints.
+# Kernels for varints.
 
 
 @kernel
@@ -116,7 +117,7 @@ def get_varint(data: Bytes, position: int, end: int, most_bytes: int) -> tuple[i
     """Return (the value of the zigzag varint at `position`, the position after the varint).
 
     `most_bytes` is 5 for an int32 and 10 for an int64. Returns (0, BAD_VARINT) if the varint reaches beyond `end`,
-    has more bytes, or has a value of more bits.
+    is longer than `most_bytes`, or has a value that does not fit the integer type.
     """
     result = np.uint64(0)
     shift = np.uint64(0)
@@ -137,7 +138,7 @@ def get_varint(data: Bytes, position: int, end: int, most_bytes: int) -> tuple[i
     return 0, BAD_VARINT
 
 
-# Records.
+# Kernels for records.
 
 
 @kernel
@@ -151,11 +152,11 @@ def find_newlines(words: Words, data: Bytes, positions: Int64s) -> int:
     count = 0
     for index in range(len(words)):
         other = words[np.uint64(index)] ^ _NEWLINES
-        # In `found`, the highest bit of a byte is set if this byte of the word is a newline.
+        # The highest bit of each byte of `found` tells whether that byte of the word is a newline.
         found = ~(((other & _LOW_BITS) + _LOW_BITS) | other | _LOW_BITS)
         while found:
             below = (found & (~found + np.uint64(1))) - np.uint64(1)
-            # The number of the lowest byte with a set bit, plus 1.
+            # The index (0 to 7) of the first newline in the word, plus 1.
             number = ((below & _ONES) * _ONES) >> np.uint64(56)
             positions[np.uint64(count)] = 8 * index + np.int64(number) - 1
             count += 1
@@ -173,10 +174,11 @@ def encode_lines(
 ) -> tuple[int, int, int]:
     """Encode lines as the records of one batch: no key, no headers, timestamp delta 0, offset deltas from 0 up.
 
-    Line i is data[ends[i - 1] + 1 : ends[i]]; line `first` begins at `start`. Records are written to `out` from
-    `out_start` on, until the next record would end after the position `limit`.
+    Line i is data[ends[i - 1] + 1 : ends[i]], except that line `first` begins at `start`. Writes the records to `out`
+    from `out_start` on, and stops before a record that would end after the position `limit` of `out`.
 
-    Returns (the number of records, the position in `out` after the last, the sum of the values' JSON sizes in bytes).
+    Returns (the number of records written, the position in `out` after the last record, the total size in bytes of
+    the values as JSON).
     """
     position = out_start
     json_bytes = 0
@@ -223,7 +225,7 @@ def decode_records(
     header_counts: Int32s,
     row: int,
 ) -> int:
-    """Decode `count` records of data[start:end] into rows [row, row + count) of the columns.
+    """Decode the first `count` records of data[start:end] into rows [row, row + count) of the column arrays.
 
     Returns the position after the last record, or a negative BAD_ code (kafka-storage 2.2, read checks).
     """
@@ -284,7 +286,7 @@ def decode_records(
 def find_record(data: Bytes, start: int, end: int, count: int, offset_delta: int) -> int:
     """Return the position of the record with `offset_delta` among the `count` records of data[start:end].
 
-    Returns -1 if no record has it, and BAD_LENGTH for malformed bytes.
+    Returns -1 if no record has this offset delta, and BAD_LENGTH for malformed bytes.
     """
     position = start
     for _ in range(count):
@@ -307,9 +309,9 @@ def find_record(data: Bytes, start: int, end: int, count: int, offset_delta: int
 
 @kernel
 def skip_records(data: Bytes, start: int, end: int, count: int) -> int:
-    """Return the position after the first `count` records of data[start:end], or BAD_LENGTH if one does not fit.
+    """Return the position after the first `count` records of data[start:end].
 
-    Only the records' lengths are read.
+    Reads only the length field of each record. Returns BAD_LENGTH if a length is malformed or reaches beyond `end`.
     """
     position = start
     for _ in range(count):
@@ -322,10 +324,10 @@ def skip_records(data: Bytes, start: int, end: int, count: int) -> int:
 
 @kernel
 def find_fields(data: Bytes, start: int, end: int, skipped: int, fields: Int64s) -> int:
-    """Write to `fields` the fields of the record after the first `skipped` records of data[start:end].
+    """Locate the fields of one record, which follows the first `skipped` records of data[start:end].
 
-    `fields` is int64[FIELDS]: timestamp delta, offset delta, start and length of the key, start and length of the
-    value (a length of -1 is a null), start of the headers, which begin with their count, and the end of the record.
+    `fields`, int64[FIELDS], becomes: timestamp delta, offset delta, start and length of the key, start and length of
+    the value (a null has the length -1), start of the headers, which begin with their count, and end of the record.
     Returns the end of the record, or a BAD_ code. The headers are not read.
     """
     position = skip_records(data, start, end, skipped)
@@ -353,7 +355,7 @@ def find_fields(data: Bytes, start: int, end: int, skipped: int, fields: Int64s)
     return record_end
 
 
-# Text views of records.
+# Kernels for records as text: lines and envelopes.
 
 
 @kernel
@@ -390,11 +392,11 @@ def short_varint(first: int, second: int) -> tuple[int, int]:
 
 @kernel
 def _plain_value(data: Bytes, position: int) -> tuple[int, int, int]:
-    """Return the start and the length of a record's value, and the record's end, for a record made from a line.
+    """Return (start of the value, length of the value, end of the record) for a short record without a key.
 
-    Such a record has no key and no varint longer than two bytes. The length is -1 for any other record. Reads only
-    the 16 bytes from `position` on. Takes half the time of `_any_value`, because calls of `short_varint` take no
-    time: `short_varint` has no array argument and only one `return`.
+    The length is -1 if the record has a key, a null value or a varint longer than two bytes. Reads only the 16 bytes
+    from `position` on. Takes half the time of `_any_value`, because a call of `short_varint` costs almost nothing:
+    it has no array argument and only one `return`.
     """
     body, size = short_varint(data[np.uint64(position)], data[np.uint64(position + 1)])
     at = position + size
@@ -438,7 +440,7 @@ def _any_value(data: Bytes, position: int, end: int) -> tuple[int, int, int]:
 
 @kernel
 def render_lines(data: Bytes, spans: Int64s, out: Bytes) -> int:
-    """Write the value and a newline of each record of several batches to `out`, straight from the encoded records.
+    """Write the value of each record of several batches to `out`, with a newline after each value.
 
     A row of `spans` begins with (start, end, record count) of a batch's uncompressed records in `data`. Returns the
     number of bytes written, or BAD_LENGTH if a record is malformed before the end of its value, if the records do not
@@ -484,7 +486,7 @@ def envelope_sizes(
     header_counts: Int32s,
     sizes: Int64s,
 ) -> int:
-    """Write the size in bytes of each record's envelope line to `sizes`. Return the sum.
+    """Write the size in bytes of each record's line of JSON (its envelope) to `sizes`. Return the sum of the sizes.
 
     The sizes exclude the prefix (topic and partition). `timestamp_type` is the label of the records' timestamp type,
     such as `CreateTime`; the other arrays are those of `Columns`.
@@ -526,7 +528,7 @@ def write_envelopes(
     out: Bytes,
     out_ends: Int64s,
 ) -> int:
-    """Write each record's envelope line to `out`, and the position after each line to `out_ends`.
+    """Write each record's line of JSON (its envelope) to `out`, and the position after each line to `out_ends`.
 
     `prefix` is the beginning of every line, up to the digits of the offset. `timestamp_type` is the label of the
     records' timestamp type, such as `CreateTime`; the other arrays are those of `Columns`.
@@ -565,7 +567,7 @@ def write_envelopes(
     return position
 
 
-# Batches.
+# Kernels for batches.
 
 
 @kernel
@@ -578,10 +580,10 @@ def _big_endian(data: Bytes, position: int, size: int) -> int:
 
 @kernel
 def scan_batches(data: Bytes, first_offset: int, gaps: bool, rows: Int64s) -> tuple[int, int]:
-    """Find the whole batches at the start of `data` by their length fields, and write a row for each.
+    """Find the whole batches at the start of `data` by their length fields, and write a row of `rows` for each.
 
     `rows` is int64[n, BATCH_COLUMNS]. CRCs are not checked. Returns (the number of batches, the position after the
-    last). The scan stops when `rows` is full, and before a batch in these cases:
+    last batch). The scan stops when `rows` is full, and before a batch in these cases:
 
     - The batch is incomplete or shorter than a header, its magic is not 2, its last offset delta is negative, or its
       next offset exceeds an int64.
@@ -633,7 +635,7 @@ def scan_batches(data: Bytes, first_offset: int, gaps: bool, rows: Int64s) -> tu
 
 
 def _crc_tables() -> NDArray[np.uint64]:
-    """Return table[n, byte], the CRC-32C of a byte and n zero bytes after it, without the inversions of a CRC."""
+    """Return lookup tables: table[n, byte] is the CRC-32C of the byte and n zero bytes, without the inversions."""
     tables = np.zeros((8, 256), np.uint64)
     tables[0] = np.arange(256)
     for _ in range(8):
@@ -652,10 +654,10 @@ _CRC_START = 21
 
 @kernel
 def check_crcs(data: Bytes, rows: Int64s, most_bytes: int) -> int:
-    """Return the row of the first batch of at most `most_bytes` bytes with a wrong CRC-32C; len(rows) if none has.
+    """Return the number of the first row whose batch has a wrong CRC-32C, or len(rows) if there is none.
 
-    `rows` are those of `scan_batches`. Larger batches are not checked here: for them the library `crc32c`, which uses
-    an instruction of the processor, takes less time, although each call of it costs more.
+    `rows` are those of `scan_batches`. Batches larger than `most_bytes` are not checked: for these the library
+    `crc32c`, which uses a special instruction of the processor, is faster in spite of its cost for each call.
     """
     for number in range(len(rows)):
         size = rows[number, SIZE]
@@ -699,8 +701,9 @@ def decode_spans(
     """Decode the records of several batches into columns: the arrays from `offsets` on, one row for each record.
 
     A row of `spans` is (start, end, record count, base offset, base timestamp) of a batch's uncompressed records in
-    `data`. Returns (len(spans), 0) if all spans are valid. Otherwise returns the number of the first invalid span,
-    and a BAD_ code, or the position after the span's last record if this is not the end of the span.
+    `data`. Returns (len(spans), 0) if all spans are valid. Otherwise the first item is the number of the first
+    invalid span. The second item is then a BAD_ code or, if the records do not end where the span ends, the position
+    after the last record.
     """
     first = 0
     for number in range(len(spans)):

@@ -1,13 +1,14 @@
-"""The compiled loops of compaction and of key indexes: the newest offset of each key, and the records that survive.
+"""Compiled loops for compaction and key indexes: find the newest offset of each key, select and copy records.
 
 As in `batch_kernels`, each loop is one pass without the GIL, and allocates nothing. The tests compare it with plain
 Python (`tests/log/test_offset_map.py`, `tests/log/test_cleaner.py`). The rules are those of kafka-storage 8.2 to 8.7.
 
-A row of `spans` is as in `batch_kernels.decode_spans`: start, end, record count, base offset, base time. `slots`
-is uint64[n, 3], an open-addressing table of (hash, hash, offset + 1), where a last word of 0 means an empty slot;
-at least one slot is always empty. A key index also sets NULL_BIT of the last word if the newest value is null: a key
-whose newest record has offset 7 has (hash, hash, 8), or (hash, hash, 8 | NULL_BIT) if that record is a tombstone.
-`secret` is uint64[2]. `scratch` is uint64[n, 4], working memory for n records; `SCRATCH_SHAPE` is a good size.
+A row of `spans` is as in `batch_kernels.decode_spans`: start, end, record count, base offset, base timestamp. `slots`
+is uint64[n, 3], a hash table with open addressing. A slot has the hash of a key (two words) and offset + 1 of its
+newest record; an empty slot has 0 in the last word, and at least one slot is always empty. A key index also sets
+NULL_BIT of the last word if the newest value is null: a key whose newest record has offset 7 has (hash, hash, 8), or
+(hash, hash, 8 | NULL_BIT) if that record is a tombstone. `secret`, uint64[2], is the secret key of the hash function.
+`scratch` is uint64[n, 4], working memory for n records; `SCRATCH_SHAPE` is a good size.
 """
 
 from __future__ import annotations
@@ -43,27 +44,29 @@ if TYPE_CHECKING:
     UInt64s = NDArray[np.uint64]
 
 GOOD = 0
-# What `put_keys` returns if the table has no room for one more key.
+# The outcome of `put_keys` if the table has no room for one more key.
 FULL = 1
 
-# This bit of a slot's last word is set if the value of the key's newest record is null. No offset + 1 reaches it.
+# This bit of a slot's last word is set if the value of the key's newest record is null. An offset + 1 is smaller.
 NULL_BIT = 1 << 63
 
-# The verdict on the records of a batch: none stays, all stay, or the newest of each key stay (with EXPIRED, only if
-# their value is not null).
+# Which records of a batch stay: none (DROP), all (KEEP), or the newest record of each key (SELECT; SELECT_EXPIRED
+# also drops those with a null value).
 DROP, KEEP, SELECT, SELECT_EXPIRED = 0, 1, 2, 3
 
-# What `write_batches` writes of a batch: nothing, its bytes unchanged, its header alone, or header and survivors.
+# What `write_batches` writes of a batch: nothing, all its bytes unchanged, a header alone, or a header and the
+# records that stay.
 GONE, COPIED, EMPTIED, FILTERED = 0, 1, 2, 3
 
 # Working memory for 128 records: 4 KiB, which stays in the processor's first-level cache.
 SCRATCH_SHAPE = (128, 4)
 
-# The most bytes by which a rewritten record grows: a longer timestamp delta, and therefore a longer length.
+# An upper bound of the growth of a rewritten record in bytes: its timestamp delta, and so its length, may be longer.
 GROWTH = 16
 
 
-# SipHash-2-4 with 128 bits, by Aumasson and Bernstein: to make keys collide, an attacker must know the secret.
+# SipHash-2-4 with a result of 128 bits (by Aumasson and Bernstein). Nobody can construct two keys with the same hash
+# without knowing the secret.
 
 
 @kernel
@@ -128,7 +131,7 @@ def hash_key(data: Bytes, start: int, length: int, secret: UInt64s) -> tuple[np.
 
 @kernel
 def find_slot(slots: UInt64s, first: np.uint64, second: np.uint64) -> np.int64:
-    """Return the number of the slot with the hash (`first`, `second`), or of the empty slot in which it belongs."""
+    """Return the index of the slot with the hash (`first`, `second`), or of the empty slot where the hash belongs."""
     size = len(slots)
     at = np.int64(((first >> np.uint64(32)) * np.uint64(size)) >> np.uint64(32))
     while slots[at, 2] != 0 and not (slots[at, 0] == first and slots[at, 1] == second):
@@ -140,10 +143,10 @@ def find_slot(slots: UInt64s, first: np.uint64, second: np.uint64) -> np.int64:
 
 @kernel
 def _skip_to_key(data: Bytes, position: int, end: int) -> tuple[int, int, int, int, int]:
-    """Return (record end, timestamp delta, position after that delta, offset delta, position of the key) of a record.
+    """Read a record up to its key. Return (end, timestamp delta, position after that, offset delta, key position).
 
-    The key begins with its length. If the bytes before the key violate the format, the position of the key is a BAD_
-    code, and the other results have no meaning.
+    The key position is that of the key's length. It is a BAD_ code if the bytes before it violate the format; the
+    other results then have no meaning.
     """
     body, position = get_varint(data, position, end, 5)
     if position < 0:
@@ -170,15 +173,14 @@ def put_keys(
     scratch: UInt64s,
     null_bit: np.uint64,
 ) -> tuple[int, int, np.int64, int]:
-    """Store in `slots` the offset of each record that has a key and lies at or after `first_offset`.
+    """Store in `slots` the offset of each record that has a key and an offset of at least `first_offset`.
 
-    Records are stored in offset order, so the newest record of a key stays. `used` is the number of slots in use, and
-    `limit` its upper bound: the loop stops before a record whose key would need one more slot. `null_bit` is NULL_BIT
-    or 0. NULL_BIT is set in the slot of a key whose newest value is null; with 0, values are not read. `scratch` is
-    working memory.
+    Records are stored in offset order, so the newest record of a key stays. `used` is the number of slots in use; the
+    loop stops before a record that would make this number exceed `limit`. `null_bit` is NULL_BIT to set this bit in
+    the slots of keys whose newest value is null, or 0 to ignore values. `scratch` is working memory.
 
-    Returns (spans done, slots in use, last offset stored or -1, outcome). The outcome is GOOD, or FULL or a BAD_ code
-    for the span that was not done.
+    Returns (spans done, slots in use, last offset stored or -1, outcome). The outcome is GOOD if all spans were done;
+    otherwise FULL or a BAD_ code tells why the next span was not done.
     """
     latest = np.int64(-1)
     for number in range(len(spans)):
@@ -229,11 +231,11 @@ def put_keys(
 
 @kernel
 def _look_up(scratch: UInt64s, count: int, slots: UInt64s, keep: Bytes) -> tuple[int, int]:
-    """Set keep[i] for record i to 1 if it is the newest of its key, otherwise to 0.
+    """Set keep[i] to 1 if record i is the newest with its key according to `slots`, otherwise to 0.
 
-    The lookups run back to back, so that their cache misses overlap. A row of `scratch` is the hash (two words),
-    offset + 1, and the number of the record, doubled, plus 1 if its value is null. Returns (the number of records
-    that stay, the number of those whose value is null).
+    The lookups run back to back, so that their cache misses overlap. A row of `scratch` describes a record i: the
+    hash of its key (two words), its offset + 1, and 2 * i, plus 1 if its value is null. Returns (the number of
+    records that stay, the number of those whose value is null).
     """
     survivors = 0
     without_value = 0
@@ -251,10 +253,9 @@ def _look_up(scratch: UInt64s, count: int, slots: UInt64s, keep: Bytes) -> tuple
 def move_slots(old: UInt64s, slots: UInt64s, used: int) -> int:
     """Put the entries of the table `old` into the table `slots`, where they replace the entries of the same keys.
 
-    Both tables have the same secret. `used` is the number of keys in `slots`. Returns the number of keys that are new
-    to `slots`, or -1 if they would fill it: one slot must stay empty, or a search would never end. Slots are
-    roughly in the order of the hashes, so a pass over `old` visits `slots` from end to end, too, and reads memory in
-    order.
+    Both tables must have the same secret. `used` is the number of keys in `slots`. Returns the number of keys that
+    were new to `slots`, or -1 if they would fill it: one slot must stay empty, or a search would never end. Both
+    tables are roughly in the order of the hashes, so a pass over `old` also visits `slots` in the order of memory.
     """
     added = 0
     room = len(slots) - 1 - used
@@ -285,18 +286,18 @@ def select_records(
     nulls: Int64s,
     scratch: UInt64s,
 ) -> int:
-    """Decide for each record of several batches whether it stays: keep[i] becomes 1 or 0.
+    """Decide for each record i of several batches whether it stays: keep[i] becomes 1 or 0.
 
-    The number i counts the records of all spans. verdicts[n] is the rule for span n:
+    The records of all spans are numbered together, from 0. verdicts[n] is the rule for span n:
 
     - DROP: no record stays.
     - KEEP: all records stay.
     - SELECT: of the records up to the offset `latest`, only the newest of each key, according to `slots`, stays.
       A record up to `latest` without a key does not stay. Later records, which `slots` does not cover, all stay.
-    - SELECT_EXPIRED: as SELECT, but up to `latest` a record whose value is null does not stay.
+    - SELECT_EXPIRED: as SELECT, but no record up to `latest` with a null value stays.
 
-    kept[n] and nulls[n] become the number of records of span n that stay, and the number of these whose value is
-    null; for a DROP span they do not change. Returns len(spans), or the number of a span whose records violate the
+    kept[n] becomes the number of records of span n that stay, and nulls[n] the number of these that have a null
+    value; for a DROP span both are unchanged. Returns len(spans), or the number of the first span that violates the
     format.
     """
     row = 0
@@ -363,7 +364,7 @@ def filter_records(
     out: Bytes,
     position: int,
 ) -> tuple[int, int, int]:
-    """Write to `out`, from `position` on, each record i of one span for which keep[first + i] is set.
+    """Write those records i of one span to `out`, from `position` on, for which keep[first + i] is set.
 
     `span` is (start, end, record count, base offset, base timestamp). The records must be valid. Their timestamp
     deltas become relative to `base` if `has_base` is set, otherwise to the timestamp of the first record written.
@@ -410,15 +411,15 @@ def write_batches(
     out: Bytes,
     rewritten: Int64s,
 ) -> tuple[int, int]:
-    """Write the surviving parts of scanned batches to `out`. Records to be filtered must not be compressed.
+    """Write what stays of scanned batches to `out`. The records of a batch to be filtered must not be compressed.
 
     `rows` are rows of `batch_kernels.scan_batches`. actions[n] is GONE (nothing is written), COPIED (the batch
     unchanged), EMPTIED (its header alone) or FILTERED (its header, and its records with keep[i] set; i counts the
     records of all rows). kept[n] is the number of records that stay in batch n. If with_base[n] is set, a filtered
     batch gets the delete horizon bases[n].
 
-    Returns (the number of bytes written, the number of batches with a new header). For the i-th of these batches,
-    rewritten[i] becomes (start, end) in `out`; the caller must still write its CRC.
+    Returns (the number of bytes written, the number of batches with a new header). For the i-th batch with a new
+    header, rewritten[i] becomes its (start, end) in `out`; the caller must still set the CRC in that header.
     """
     written = 0
     count = 0
@@ -474,8 +475,8 @@ def sketch_keys(
 ) -> None:
     """Add the keys data[starts[i] : starts[i] + lengths[i]] to the registers of a HyperLogLog sketch.
 
-    A null key (length -1) is skipped. The first word of a key's hash selects a register. The register is raised to 1
-    plus the number of zero bits at the end of the second word, if its value is lower.
+    A null key (length -1) is skipped. The first word of a key's hash selects a register. The new value of the
+    register is the maximum of its old value and 1 plus the number of trailing zero bits of the second word.
     """
     mask = np.uint64(len(registers) - 1)
     for index in range(len(starts)):

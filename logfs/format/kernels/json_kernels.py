@@ -1,6 +1,6 @@
-"""Compiled loops that measure and write JSON: numbers, and the strings of envelopes.
+"""Compiled loops that measure and write the JSON numbers and strings of envelopes (records as lines of JSON).
 
-Sizes and positions are bytes, int64. `data` is always a C-contiguous uint8 array.
+Sizes and positions are int64, in bytes. `data` is always a C-contiguous uint8 array.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ for _byte in b'\b\t\n\f\r"\\':
 # the time, because the compiler then works on many bytes at once.
 SPACE, QUOTE, BACKSLASH, LAST_ASCII = np.uint8(32), np.uint8(34), np.uint8(92), np.uint8(127)
 
-# The second byte of the two-byte escapes.
+# The second byte of each two-byte escape: `n`, for example, stands for a newline.
 _SHORT = np.zeros(256, np.uint8)
 for _byte, _letter in zip(b'\b\t\n\f\r"\\', b'btnfr"\\', strict=True):
     _SHORT[_byte] = _letter
@@ -49,7 +49,7 @@ VALUE_FIELD = np.frombuffer(b',"value":', np.uint8)
 HEADERS_FIELD = np.frombuffer(b',"headers":[', np.uint8)
 ENVELOPE_END = np.frombuffer(b"]}\n", np.uint8)
 
-# The number of constant bytes of every envelope after its prefix, the newline included.
+# The size in bytes of the text that all envelopes have in common after the prefix, with the newline.
 ENVELOPE_BYTES = sum(
     map(
         len,
@@ -111,7 +111,7 @@ def _is_utf8(data: Bytes, position: int, end: int) -> bool:
 
 @inlined_kernel
 def copy_plain(source: Bytes, target: Bytes, length: int) -> bool:
-    """Copy `length` bytes. Return whether they are plain in JSON: ASCII from 32 on, without `"` and `\\`."""
+    """Copy `length` bytes. Return whether JSON needs no escapes: all are ASCII from 32 on, without `"` and `\\`."""
     found = np.uint8(0)
     for index in range(length):
         byte = source[index]
@@ -220,9 +220,10 @@ def _put_escaped(out: Bytes, position: int, data: Bytes, start: int, length: int
 
 @kernel
 def _put_special(out: Bytes, position: int, data: Bytes, start: int, length: int) -> int:
-    """Write as JSON data[start : start + length], which `copy_plain` has found not to be plain.
+    """Write data[start : start + length], for which `copy_plain` has returned False, as JSON.
 
-    UTF-8 becomes a string, other bytes a base64 object. Returns the position after the JSON, or NO_ROOM.
+    UTF-8 becomes a string, other bytes a base64 object. Returns the position after the JSON, or NO_ROOM if it does
+    not fit.
     """
     size = string_size(data, start, length)
     if position + size > len(out):

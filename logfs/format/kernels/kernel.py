@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 # The directory that contains the package `logfs`.
 _ROOT = Path(__file__).parents[3]
-# An import from the package: `from PACKAGE import NAMES`, or `import PACKAGE`.
+# An import of modules or names of logfs in source code: `from PACKAGE import NAMES`, or `import PACKAGE`.
 _IMPORT = re.compile(
     rb"^[ \t]*(?:from|import)[ \t]+(logfs[\w.]*)(?:[ \t]+import[ \t]+(\([^)]*\)|.*))?", re.MULTILINE
 )
@@ -38,14 +38,15 @@ _NAME = re.compile(rb"\w+")
 
 
 def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a loop to run without the GIL, and cache the code on the disk for later processes."""
+    """Compile a function with numba to run without the GIL, and cache the code on disk for later processes."""
     return _compiled(function)
 
 
 def inlined_kernel(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a part of a loop as `kernel` does, and copy it into each kernel that calls it.
+    """Compile a small function as `kernel` does, and inline it into each kernel that calls it.
 
-    Otherwise a call that passes arrays would take about as long as copying 100 bytes.
+    Use this for a function with array arguments that an inner loop calls: without inlining, the call itself takes
+    about as long as copying 100 bytes.
     """
     return _compiled(function, inline="always")
 
@@ -55,14 +56,14 @@ def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any
     try:
         compiled = numba.njit(nogil=True, cache=True, **options)(function)
     except RuntimeError:
-        # Neither the module's `__pycache__` nor the user's cache is writable, as for a service without a home.
+        # Neither the module's `__pycache__` nor the user's cache is writable: a service may have no home directory.
         has_cache = _use_temporary_cache()
         compiled = numba.njit(nogil=True, cache=has_cache, **options)(function)
         if not has_cache:
             return cast("Callable[..., Any]", compiled)
     module = Path(inspect.getfile(function))
-    # numba's own stamp covers only the kernel's file. After a change of a module that the file imports, numba would
-    # run old code from its cache.
+    # numba's own stamp of the sources covers only the kernel's file. After a change of a module that this file
+    # imports, numba would run outdated code from its cache.
     compiled._cache._cache_file._source_stamp = _digest(module)
     _take_from_installation(module, Path(compiled.stats.cache_path))
     return cast("Callable[..., Any]", compiled)
@@ -72,7 +73,8 @@ def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any
 def _use_temporary_cache() -> bool:
     """Let numba cache in the directory `logfs-kernels-UID` below the temporary directory; return whether it can.
 
-    It cannot if the directory belongs to another user, who could put other code there, or cannot be made.
+    It cannot if the directory cannot be made, belongs to another user, or has another mode than 0700: someone else
+    could put other code there.
     """
     path = Path(tempfile.gettempdir(), f"logfs-kernels-{os.geteuid()}")
     try:
@@ -88,7 +90,7 @@ def _use_temporary_cache() -> bool:
 
 @cache
 def _digest(module: Path) -> str:
-    """Return a hash of the sources of a module, and of all modules of logfs that it imports, also indirectly."""
+    """Return a hash of the source of a module and of all modules of logfs that it imports, directly or indirectly."""
     known: dict[Path, bytes] = {}
     todo = [module]
     while todo:
@@ -101,7 +103,7 @@ def _digest(module: Path) -> str:
 
 @cache
 def _source(path: Path) -> tuple[bytes, list[Path]]:
-    """Return a hash of a source file, and the files that its imports may mean; both are empty for a missing file."""
+    """Return a hash of a source file, and the files that it may import; both are empty if the file is missing."""
     if not path.is_file():
         return b"", []
     source = path.read_bytes()
@@ -115,13 +117,14 @@ def _source(path: Path) -> tuple[bytes, list[Path]]:
 
 @cache
 def _take_from_installation(module: Path, user_cache: Path) -> None:
-    """Copy a module's compiled kernels from the installation to `user_cache`, unless it has the same or newer ones.
+    """Copy a module's compiled kernels from the installation to `user_cache`, except files that are not newer there.
 
-    Users who cannot write into the installation have a cache of their own, and would have to compile everything
-    again. A copied file may be for another processor, version of numba or state of the sources: numba ignores it.
+    Without the copies, users who cannot write into the installation would have to compile all kernels again. numba
+    ignores a copied file that was made on another processor, by another version of numba or from other sources.
     """
     installed = module.parent / "__pycache__"
-    # Copy nothing into a cache in NUMBA_CACHE_DIR: its user may set NUMBA_BOUNDSCHECK, which the files do not record.
+    # Copy nothing into NUMBA_CACHE_DIR: whoever sets this variable may also set NUMBA_BOUNDSCHECK, and a cached file
+    # does not record with which value it was compiled.
     if user_cache == installed or os.environ.get("NUMBA_CACHE_DIR"):
         return
     # An index (.nbi) must not arrive before its data (.nbc). In sorted order the data come first.

@@ -1,4 +1,4 @@
-"""Compiled loops that measure the text of records, write envelopes, and write records by a format string."""
+"""Compiled loops that measure records as text, and write them as lines of JSON (envelopes) or by a format string."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ VALUE_SIZE = 6
 KEY_SIZE = 7
 EXTRA = 8
 
-# The most bytes that the text of a header has beyond its encoded form: "=", "NULL" and ",".
+# By how many bytes the text of a record header can exceed its encoded form: "=", "NULL" and ",".
 HEADER_ROOM = 6
-# The most bytes of an int64 in decimal.
+# The maximum length of an int64 in decimal.
 INTEGER_ROOM = 20
 
 
@@ -98,11 +98,13 @@ def write_formatted(
 ) -> int:
     """Write the text of each record to `out`, and return the number of bytes written.
 
-    A row of `pieces`, int64[n, 3], has a kind and, for a literal, its start and end in `literals`. For the kind EXTRA
-    it has an index e: extra_ranges[e, i] is the start and the end, in `extra`, of the text for record i; the array
-    is int64[extras, records, 2]. The other arrays are those of `Columns`. `out` has room for the pieces: a null key
-    or value takes no bytes, a header at most HEADER_ROOM more than its encoded form. `ends`, int64[records], gets
-    the position after each record.
+    A row of `pieces`, int64[n, 3], has a kind and two numbers. For LITERAL, the numbers are the start and the end of
+    the text in `literals`. For EXTRA, the first number is an index e into `extra_ranges`, int64[extras, records, 2]:
+    extra_ranges[e, i] is the start and the end in `extra` of the text for record i. `ends`, int64[records], gets the
+    position in `out` after each record. The other arrays are those of `Columns`.
+
+    The caller must make `out` large enough: a null key or value takes no bytes, and a header takes at most
+    HEADER_ROOM bytes more than its encoded form.
     """
     position = 0
     for index in range(len(offsets)):
@@ -142,7 +144,7 @@ def write_formatted(
 
 @kernel
 def gather(data: Bytes, starts: Int64s, ends: Int64s, order: Int64s, out: Bytes) -> int:
-    """Write the parts data[starts[n]:ends[n]] to `out`, for each n of `order`; return the number of bytes written."""
+    """Write data[starts[n]:ends[n]] to `out` for each n in `order`. Return the number of bytes written."""
     position = 0
     for number in order:
         start = starts[number]
@@ -152,9 +154,10 @@ def gather(data: Bytes, starts: Int64s, ends: Int64s, order: Int64s, out: Bytes)
 
 @kernel
 def _headers_size(data: Bytes, position: int, end: int) -> tuple[int, int]:
-    """Return the size in bytes that the headers at `position` take in an envelope, and the position after the last.
+    """Return (size in bytes of a record's headers as JSON, position in `data` after the last header).
 
-    The size excludes the brackets around all headers. The position is -1 if the headers are malformed.
+    `position` is that of the number of headers. The size excludes the outer brackets of the JSON array. The returned
+    position is -1 if the headers are malformed.
     """
     size = 0
     count, position = get_varint(data, position, end, 5)
@@ -177,9 +180,9 @@ def _headers_size(data: Bytes, position: int, end: int) -> tuple[int, int]:
 def _record_size(
     data: Bytes, position: int, end: int, base_offset: int, base_timestamp: int
 ) -> tuple[int, int, int, int]:
-    """Return (size of the value, size of the envelope without constant bytes, offset, end position) of a record.
+    """Return (size of the value, size of the envelope, offset, end position) of a record. Sizes are in bytes.
 
-    The end position is -1 if the record is malformed.
+    The size of the envelope excludes its constant text. The end position is -1 if the record is malformed.
     """
     body, position = get_varint(data, position, end, 5)
     record_end = position + body
@@ -208,11 +211,11 @@ def _record_size(
 
 @kernel
 def _line_length(data: Bytes, position: int) -> tuple[int, int, int, int]:
-    """Return the start and length of the value, and the timestamp and offset delta, of a record made from a line.
+    """Return (start of the value, its length, timestamp delta, offset delta) of a short record with only a value.
 
-    Such a record has no key, no headers, and no varint longer than two bytes. The length is -1 for any other record.
-    The caller checks that the byte after the value, which is the number of headers, is 0. Reads only the 16 bytes
-    from `position` on.
+    The length is -1 if the record has a key, a null value, headers or a varint longer than two bytes. The caller must
+    check that the byte after the value, which is the number of headers, is 0. Reads only the 16 bytes from `position`
+    on.
     """
     body, size = short_varint(data[np.uint64(position)], data[np.uint64(position + 1)])
     at = position + size
@@ -233,9 +236,9 @@ def _line_length(data: Bytes, position: int) -> tuple[int, int, int, int]:
 def _short_record(data: Bytes, position: int, end: int) -> tuple[int, int, int, int, int, int]:
     """Read a record that has no headers, no null value, and no varint longer than two bytes.
 
-    Returns start and length of the key (-1 for null), start and length of the value, the timestamp delta and the
-    offset delta. For any other record, or a malformed one, the value's length is -1. The 16 bytes from `position` on
-    must lie before `end`. No byte at or after `end` is read.
+    Returns (start of the key, its length or -1 for a null key, start of the value, its length, timestamp delta,
+    offset delta). The value's length is -1 if the record is not of this kind or is malformed. The caller must check
+    that `position` + 16 is at most `end`. No byte at or after `end` is read.
     """
     body, size = short_varint(data[np.uint64(position)], data[np.uint64(position + 1)])
     at = position + size
@@ -246,7 +249,7 @@ def _short_record(data: Bytes, position: int, end: int) -> tuple[int, int, int, 
     at += offset_size
     key_length, key_size = short_varint(data[np.uint64(at)], data[np.uint64(at + 1)])
     key = at + key_size
-    # Without the limit, a malformed key length would lead to a read beyond `end`.
+    # The limit `end - 2` prevents a read beyond `end` if the key length is malformed.
     at = min(key + max(key_length, 0), end - 2)
     length, length_size = short_varint(data[np.uint64(at)], data[np.uint64(at + 1)])
     value = at + length_size
@@ -261,12 +264,13 @@ def _short_record(data: Bytes, position: int, end: int) -> tuple[int, int, int, 
 def measure_spans(
     data: Bytes, spans: Int64s, label_bytes: int, sizes: Int64s, edges: Int64s
 ) -> bool:
-    """Measure the text of the records of several batches, in one pass and without columns.
+    """Measure the text of the records of several batches, in one pass and without decoding them into columns.
 
-    A row of `spans` is as in `decode_spans`. `label_bytes` is the length of the label of the records' timestamp
-    type. For each batch, writes a row (records, bytes of lines, bytes of envelopes without prefixes) to `sizes`,
-    int64[batches, 3], and a row (offset of the first record, of the last one) to `edges`, int64[batches, 2]. Returns
-    False if a record is malformed (`decode_spans` tells what is wrong), or if the offsets do not rise.
+    A row of `spans` is as in `decode_spans`. `label_bytes` is the length of the timestamp type's label, such as
+    `CreateTime`. For each batch, writes a row (records, bytes of lines, bytes of envelopes without prefixes) to
+    `sizes`, int64[batches, 3], and a row (offset of the first record, offset of the last) to `edges`,
+    int64[batches, 2]. Returns False if a record is malformed or if the offsets do not rise; `decode_spans` then tells
+    what is malformed.
     """
     constant = ENVELOPE_BYTES + label_bytes
     for number in range(len(spans)):
@@ -274,7 +278,7 @@ def measure_spans(
         base_offset, base_timestamp = spans[number, 3], spans[number, 4]
         lines = count
         envelopes = count * constant
-        # Counting digits takes long. They are counted again only if a delta differs from that of the record before.
+        # Counting the digits of a number is slow. Count again only if a delta differs from the previous record's.
         time_before, time_digits = 0, digits(base_timestamp)
         offset_before, offset_digits = 0, digits(base_offset)
         offset = before = base_offset
@@ -323,12 +327,12 @@ def measure_spans(
     return True
 
 
-# Envelopes, written from the encoded records, without columns.
+# The functions below write envelopes directly from encoded records, without columns.
 
-# The end of an envelope without headers, after the text of a value: the closing quote, and empty headers.
+# The end of the envelope of a record without headers: the closing quote of the value, and an empty array.
 LINE_END = np.frombuffer(b'"' + HEADERS_FIELD.tobytes() + ENVELOPE_END.tobytes(), np.uint8)
 
-# An upper bound of the bytes of an envelope without its prefix, label, key, value and headers.
+# An upper bound of the bytes of an envelope besides its prefix, timestamp type label, key, value and headers.
 ENVELOPE_ROOM = 128
 
 
@@ -350,10 +354,10 @@ def _add_to_digits(out: Bytes, first: int, end: int, amount: int) -> bool:
 def _put_head(
     out: Bytes, start: int, prefix: Bytes, offset: int, time: int, timestamp_type: Bytes
 ) -> tuple[int, int, int, int]:
-    """Write an envelope up to `"key":` to `out` at `start`.
+    """Write the head of an envelope, which is its text up to `"key":`, to `out` at `start`.
 
-    Returns four positions as distances in bytes from `start`: the end of the offset, the start and the end of the
-    timestamp, and the end of the head.
+    Returns four distances in bytes from `start`: to the end of the offset, to the start and the end of the timestamp,
+    and to the end of the head.
     """
     position = put_integer(out, put_bytes(out, start, prefix), offset)
     offset_end = position - start
@@ -379,7 +383,7 @@ def _repeat_head(
     time_end: int,
     time_step: int,
 ) -> bool:
-    """Copy the head of an envelope from `start` to `to`, and raise the offset and the timestamp in the copy.
+    """Copy the head of an envelope within `out` from `start` to `to`, and raise the copy's offset and timestamp.
 
     `size` is the length of the head. `offset_step` is added to the offset, whose digits are at `offset_start` to
     `offset_end`, counted in bytes from the start of the head. `time_step` is added to the timestamp, whose digits are
@@ -392,10 +396,10 @@ def _repeat_head(
 
 @kernel
 def _put_header_texts(out: Bytes, position: int, data: Bytes, at: int, end: int) -> int:
-    """Write the text of the headers at `at`, which begin with their count and end at `end`.
+    """Write the encoded headers data[at:end], which begin with their count, to `out` as JSON.
 
-    Returns the position after the text, or BAD_LENGTH if the headers are malformed, or if the text and the end of an
-    envelope do not fit in `out`.
+    Returns the position in `out` after the JSON. Returns BAD_LENGTH if the headers are malformed, or if the JSON and
+    the end of the envelope may not fit in `out`.
     """
     count, at = get_varint(data, at, end, 5)
     if at < 0 or count < 0 or count > end - at:
@@ -426,10 +430,10 @@ def _put_header_texts(out: Bytes, position: int, data: Bytes, at: int, end: int)
 
 @kernel
 def _put_fields(out: Bytes, position: int, data: Bytes, at: int, end: int) -> int:
-    """Write the envelope of a record from after `"key":` on. The record's key length is at `at`, its end is `end`.
+    """Write the rest of a record's envelope, after `"key":`, from data[at:end].
 
-    Returns the position after the envelope, or BAD_LENGTH if the record is malformed (also if `at` < 0), or if the
-    envelope does not fit.
+    `at` is the position of the key's length, and `end` the end of the record. Returns the position in `out` after the
+    envelope, or BAD_LENGTH if `at` is negative, the record is malformed, or the envelope may not fit.
     """
     if at < 0:
         return BAD_LENGTH
@@ -459,9 +463,10 @@ def _put_fields(out: Bytes, position: int, data: Bytes, at: int, end: int) -> in
 def _put_key_and_value(
     out: Bytes, position: int, data: Bytes, key: int, key_length: int, start: int, length: int
 ) -> int:
-    """Write the envelope, from after `"key":` on, of a record that has no headers and a value that is not null.
+    """Write the rest of an envelope, after `"key":`, for a record that has no headers and a value that is not null.
 
-    Returns the position after the envelope, or NO_ROOM if it does not fit.
+    The key begins at `key` (`key_length` is -1 if it is null), the value at `start`. Returns the position in `out`
+    after the envelope, or NO_ROOM if the envelope may not fit.
     """
     if key_length < 0:
         position = put_bytes(out, position, NULL_WORD)
@@ -485,9 +490,9 @@ def _put_key_and_value(
 
 @kernel
 def _record_head(data: Bytes, position: int, end: int) -> tuple[int, int, int, int]:
-    """Return the position of a record's key length, the record's end, its timestamp delta and its offset delta.
+    """Return (position of the key's length, end of the record, timestamp delta, offset delta) of a record.
 
-    The position is BAD_LENGTH if the bytes before it are malformed.
+    The position of the key's length is BAD_LENGTH if the bytes before it are malformed.
     """
     body, position = get_varint(data, position, end, 5)
     record_end = position + body
@@ -514,14 +519,14 @@ def render_envelopes(
 ) -> int:
     """Write the envelope line of each record of several batches to `out` from `written` on.
 
-    A row of `spans` is as in `decode_spans`; with `has_one_time` the last column has the timestamp of all records
-    of the batch. `prefix` is the beginning of every line, up to the digits of the offset, and `timestamp_type` the
-    label of the records' timestamp type, such as `CreateTime`.
+    A row of `spans` is as in `decode_spans`; with `has_one_time` its last number is the timestamp of all records of
+    the batch. `prefix` is the beginning of every line, up to the digits of the offset. `timestamp_type` is the label
+    of the records' timestamp type, such as `CreateTime`.
 
-    Returns the position after the last line, or BAD_LENGTH if a record is malformed, if the records do not end where
-    their span ends, or if the lines and ENVELOPE_ROOM bytes do not fit in `out`.
+    Returns the position after the last line. Returns BAD_LENGTH if a record is malformed, if the records do not end
+    where their span ends, or if `out` has no room for the lines and ENVELOPE_ROOM more bytes.
     """
-    # Neighbouring envelopes begin alike: copy the head of the envelope before, and raise its two numbers.
+    # Consecutive envelopes begin alike: copy the head of the previous one, and raise its offset and timestamp.
     head_start, head_size, offset_end, time_start, time_end = 0, 0, 0, 0, 0
     offset_before, time_before = -1, -1
     room = len(out) - len(prefix) - len(timestamp_type) - ENVELOPE_ROOM

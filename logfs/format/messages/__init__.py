@@ -1,4 +1,6 @@
-"""Kafka's generated messages, each decoded and encoded by a table of its fields. Imports `base` and `batches`.
+"""The message types that Kafka defines by schema files, decoded and encoded by tables of their fields.
+
+Imports `base` and `batches`.
 
 - `message`: encodes and decodes a message by the table of its fields.
 - `control`: the keys and values of control records, such as the ends of transactions.

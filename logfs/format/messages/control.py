@@ -24,7 +24,7 @@ VERSION = 0
 
 
 class ControlType(enum.IntEnum):
-    """The type of a control record. The number is the type in the record's key."""
+    """The type of a control record. The number is the one in the record's key; UNKNOWN stands for all others."""
 
     UNKNOWN = -1
     ABORT = 0
@@ -37,7 +37,7 @@ class ControlType(enum.IntEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> ControlType:
-        # Later releases add types. A reader must skip the types that it does not know.
+        # Later releases of Kafka may add types. A reader must skip the types that it does not know.
         return cls.UNKNOWN
 
 
@@ -56,7 +56,8 @@ def _new(what: str, *fields: Field, newest: int = 0) -> MessageSchema:
     return MessageSchema(what, fields, newest, flexible=0)
 
 
-# The values of the control records of KRaft, in Kafka's metadata log, with the names that kafka-dump-log prints.
+# The schemas of the values of KRaft's control records, which are in Kafka's metadata log. The names are those that
+# kafka-dump-log prints.
 MESSAGES = {
     ControlType.LEADER_CHANGE: _new(
         "LeaderChange",
@@ -84,13 +85,13 @@ class EndTransactionMarker(NamedTuple):
 
     @classmethod
     def parse(cls, key: Buffer, value: Buffer) -> EndTransactionMarker:
-        """Return the marker with this key and value.
+        """Return the marker of a control record with this key and value.
 
-        Raises `Corrupt` if they are malformed, or if the type in the key is neither ABORT nor COMMIT.
+        Raises `Corrupt` if the key or the value is malformed, or if the key's type is neither ABORT nor COMMIT.
         """
         control_type = parse_control_key(key)
         if control_type not in (ControlType.ABORT, ControlType.COMMIT):
-            raise Corrupt(f"control record: {control_type.name} does not end a transaction")
+            raise Corrupt(f"control record: type {control_type.name} does not end a transaction")
         _, coordinator_epoch = _unpack(END_TRANSACTION, value, "end transaction marker")
         return cls(control_type, coordinator_epoch)
 
@@ -125,10 +126,10 @@ def end_of_transaction(batch: Batch) -> EndTransactionMarker | None:
 
 
 def _unpack(layout: struct.Struct, data: Buffer, what: str) -> tuple[int, int]:
-    """Return the two fields of version 0 in `data`: the version, and the field after it.
+    """Return the first two fields of `data`: the version, and the field after it.
 
-    Any later version is read in the same way, because it only adds fields at the end. Raises `Corrupt` if `data` is
-    too short or the version is negative.
+    Version 0 has only these fields, and later versions only add fields at the end. Raises `Corrupt` if `data` is too
+    short or the version is negative.
     """
     view = memoryview(data).cast("B")
     if len(view) < layout.size:

@@ -1,8 +1,8 @@
 """Keys and values of the records in `__consumer_offsets` (kafka-storage 12).
 
-A key is an int16 type and its fields. The type decides which fields the value has; a null value is a tombstone.
-logfs writes only offset commits, of key type 1, and reads all types; `group_schema` has their fields. `key_view` and
-`value_view` return what kafka-dump-log prints of a key and of a value.
+A key is a type (int16) and the fields of this type. The type also decides which fields the value has; a null value is
+a tombstone. logfs reads all types, whose fields are in `group_schema`, and writes only offset commits, with keys of
+type 1. `key_view` and `value_view` return what kafka-dump-log prints of a key and of a value.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from logfs.format.messages.message import Message
 
 NO_EXPIRY = -1
-# Newer brokers write version 4, which older brokers cannot read.
+# The versions of an offset commit that logfs writes, without and with an expiry time. Newer brokers write version 4,
+# which older brokers cannot read.
 _WRITTEN_VERSION = 3
 _EXPIRING_VERSION = 1
 
@@ -44,7 +45,8 @@ class OffsetKey(NamedTuple):
 class OffsetCommit(NamedTuple):
     """The value of an offset commit: what a group committed for a partition. Times are in ms since the epoch.
 
-    `offset` is the next offset to read. `leader_epoch` is -1 if unknown, `expire_timestamp` is -1 for none.
+    `offset` is the next offset to read. `leader_epoch` is -1 if it is unknown, and `expire_timestamp` is -1 if the
+    commit does not expire.
     """
 
     offset: int
@@ -93,17 +95,18 @@ def parse_key(data: bytes) -> Message | None:
 
 
 def parse_value(kind: int, data: bytes) -> Message | None:
-    """Return the value of a record whose key has the type `kind`; None for a type of a later release.
+    """Return the parsed value of a record whose key has the type `kind`; None for a type of a later release.
 
     Raises `Corrupt` for bytes that are not such a value, and `Unsupported` for a version of a later release.
     """
-    # Accept every version for keys of type 0, as older brokers wrote them, although newer tools expect version 0.
+    # With a key of type 0, accept any version of the value, because older brokers wrote such values. Newer tools
+    # expect version 0.
     schema = group_schema.VALUES.get(OFFSET_COMMIT if kind == LEGACY_OFFSET_COMMIT else kind)
     return None if schema is None else schema.parse(data)
 
 
 def offset_key(key: Message) -> OffsetKey | None:
-    """Return the group and partition of an offset commit; None if the key is of another type."""
+    """Return the group and partition in the key of an offset commit (type 0 or 1); None for a key of another type."""
     if key.version > OFFSET_COMMIT:
         return None
     return OffsetKey(key.fields["group"], key.fields["topic"], key.fields["partition"])
@@ -113,14 +116,17 @@ def offset_key(key: Message) -> OffsetKey | None:
 
 
 def key_view(key: Message) -> dict[str, Any]:
-    """Return a key as data for JSON: `{"type": "1", "data": {"group": "g1", "topic": "t", "partition": 3}}`."""
+    """Return a parsed key as data for JSON.
+
+    For example: `{"type": "1", "data": {"group": "g1", "topic": "t", "partition": 3}}`.
+    """
     return {"type": str(key.version), "data": plain(key.fields)}
 
 
 def value_view(value: Message) -> dict[str, Any]:
-    """Return a value as data for JSON: `{"version": "3", "data": {…}}`.
+    """Return a parsed value as data for JSON: `{"version": "3", "data": {…}}`.
 
-    Bytes are base64, except the subscriptions and assignments of a classic group of consumers, which are decoded.
+    Bytes become base64, except the subscriptions and assignments of a classic consumer group, which are decoded.
     """
     fields = dict(value.fields)
     if fields.get("protocolType") == _CONSUMER:
@@ -132,7 +138,7 @@ def value_view(value: Message) -> dict[str, Any]:
 
 
 def _client_view(name: str, field: Any) -> Any:
-    """Return a field of a member, decoded if its name is `subscription` or `assignment`.
+    """Return a field of a group member, decoded if its name is `subscription` or `assignment`.
 
     The bytes of these two are in Kafka's consumer protocol. They are returned unchanged if they are empty, malformed
     or of a later version. Any other field is returned unchanged.
@@ -147,7 +153,7 @@ def _client_view(name: str, field: Any) -> Any:
     return field if message.version > schema.newest else message.fields
 
 
-# The partition of a group's records.
+# The choice of the partition that stores a group's records.
 
 
 def java_string_hash(text: str) -> int:

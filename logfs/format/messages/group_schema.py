@@ -76,7 +76,7 @@ CONSUMER_PROTOCOL = {
     ),
 }
 
-# The newer protocol of consumer groups.
+# Values of consumer groups that use Kafka's newer group protocol.
 
 _EPOCHS = Field("assignmentEpochs", "[]int32", nullable=True, tag=0, default=[])
 _TOPIC = (Field("topicId", "uuid"), Field("partitions", "[]int32"))
@@ -138,7 +138,7 @@ _REGULAR_EXPRESSION = (
     Field("timestamp", "int64"),
 )
 
-# Share groups.
+# Values of share groups.
 
 _SHARE_MEMBER = (
     Field("rackId", "string", nullable=True),
@@ -156,7 +156,7 @@ _SHARE_STATE = (
     Field("deletingTopics", "[]struct", fields=_TOPIC_NAME),
 )
 
-# Streams groups.
+# Values of streams groups.
 
 _PAIR = (Field("key", "string"), Field("value", "string"))
 _STREAMS_GROUP = (
@@ -216,7 +216,7 @@ _SUBTOPOLOGY = (
 )
 _TOPOLOGY = (Field("epoch", "int32"), Field("subtopologies", "[]struct", fields=_SUBTOPOLOGY))
 
-# Types 9 and 18 were never released.
+# The schemas of keys by type. Types 9 and 18 were never released.
 
 _GROUP = MessageSchema(KEY, _GROUP_KEY)
 _MEMBER = MessageSchema(KEY, _MEMBER_KEY)
@@ -248,7 +248,7 @@ KEYS = {
 
 
 def _new(what: str, fields: Sequence[Field]) -> MessageSchema:
-    """Return the schema of a value that has only version 0, which is flexible: that of any key type from 3 on."""
+    """Return the schema of a value with a key type of 3 or more: it has only version 0, which is flexible."""
     return MessageSchema(what, fields, newest=0, flexible=0)
 
 

@@ -1,9 +1,9 @@
-"""Kafka's generated messages, described by tables of their fields: the keys and values of internal topics.
+"""The message types that Kafka defines by schema files, such as the keys and values of internal topics.
 
-A message is a version (int16) and its fields (kafka-storage 12). Strings have an int16 length, bytes and arrays an
-int32 length; -1 is null. In a flexible version a length is an unsigned varint of the length plus one, 0 for null,
-and each struct ends with tagged fields. The names and the order of the fields are Kafka's, so `plain` of a parsed
-message's fields equals the JSON that Kafka's tools print.
+A table of `Field`s describes a message. Its bytes are a version (int16) and the fields (kafka-storage 12). Strings
+have an int16 length, bytes and arrays an int32 length; -1 is null. In a flexible version a length is an unsigned
+varint of the length plus one, 0 for null, and each struct ends with tagged fields. The names and the order of the
+fields are Kafka's, so `plain(message.fields)` equals the JSON that Kafka's tools print.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Field(NamedTuple):
 class Malformed(Corrupt):
     """Raised for bytes that are not a valid message.
 
-    `reason` is the text that Kafka's tools print for this error, such as `null`. An error that only logfs raises has
-    a text of its own.
+    `reason` is the text that Kafka's tools print for this error, such as `null`. For an error that Kafka's tools do
+    not report, it is a text of logfs.
     """
 
     def __init__(self, message: str, reason: str) -> None:
@@ -75,7 +75,10 @@ class Message(NamedTuple):
 
 
 class MessageSchema(NamedTuple):
-    """The fields of a message, its newest version, and its first flexible version. `what` names it in errors."""
+    """The fields of a message, its newest version, and its first flexible version.
+
+    `what` names the message in errors.
+    """
 
     what: str
     fields: Sequence[Field]
@@ -85,12 +88,12 @@ class MessageSchema(NamedTuple):
     def parse(self, data: bytes) -> Message:
         """Return the message in `data`, which must have no bytes after it.
 
-        Raises `Corrupt` if it is malformed, and `Unsupported` for a version of a later release.
+        Raises `Corrupt` if the message is malformed, and `Unsupported` for a version of a later release.
         """
         return self.parse_body(data, parse_version(data, self.what), _INT16.size)
 
     def parse_body(self, data: bytes, version: int, position: int = 0) -> Message:
-        """Return a message of `version`, whose fields are all of `data` from `position` on.
+        """Return the message of version `version` whose fields begin at `position` and end at the end of `data`.
 
         Raises `Corrupt` for a negative version or malformed fields, and `Unsupported` for a version of a later
         release.
@@ -127,11 +130,11 @@ class MessageSchema(NamedTuple):
         return _INT16.pack(version) + self.encode_body(version, values)
 
     def encode_body(self, version: int, values: Mapping[str, Any]) -> bytes:
-        """Return the bytes of `encode` without the version. Raises `struct.error` if a value does not fit."""
+        """Return the bytes of `encode` without the version. Raises the error of `encode`."""
         return _encode_struct(self.fields, version, values, version >= self.flexible)
 
     def defaults(self) -> dict[str, Any]:
-        """Return the default of each field by its name: the value in versions that lack the field."""
+        """Return the default of each field by name: the value to assume for a version that lacks the field."""
         return {field.name: field.default for field in self.fields}
 
 
@@ -149,7 +152,7 @@ def parse_version(data: bytes, what: str) -> int:
 def plain(value: Any) -> Any:
     """Return the fields of a message, or the value of one field, as data for JSON.
 
-    Bytes become base64, and UUIDs text as Kafka prints them.
+    Bytes become base64, and UUIDs become text in Kafka's form.
     """
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
@@ -161,7 +164,7 @@ def plain(value: Any) -> Any:
 
 
 class _MessageReader:
-    """Reads the fields of a message in order. Its methods raise `Corrupt` if the fields do not fit the bytes."""
+    """Reads the fields of a message in order. Its methods raise `Corrupt` if the bytes do not match the fields."""
 
     def __init__(
         self,
@@ -181,7 +184,10 @@ class _MessageReader:
         self._position = position
 
     def all(self, fields: Sequence[Field]) -> dict[str, Any]:
-        """Return the values of the version's fields by name. Raises `Corrupt` if bytes follow the last field."""
+        """Return the values of the fields that the version has, by name.
+
+        Raises `Corrupt` if bytes follow the last field.
+        """
         found = self.members(fields)
         left = len(self._data) - self._position
         if left:
@@ -189,7 +195,7 @@ class _MessageReader:
         return found
 
     def members(self, fields: Sequence[Field]) -> dict[str, Any]:
-        """Return the values of the version's fields by name, without tagged fields that have their default."""
+        """Return the values of the fields that the version has, by name, without tagged fields with the default."""
         here = [field for field in fields if field.first <= self._version <= field.last]
         found = {field.name: self._field(field) for field in here if field.tag < 0}
         if self._flexible:
@@ -211,7 +217,7 @@ class _MessageReader:
                 continue
             yield field.name, self._field(field)
             if self._position != end:
-                raise self._nonsense(f"{field.name} does not fit its {size} bytes")
+                raise self._nonsense(f"tagged field {field.name} is not {size} bytes long")
 
     def _field(self, field: Field) -> Any:
         if not field.type.startswith("[]"):
@@ -278,7 +284,7 @@ class _MessageReader:
         end = self._position + size
         if end > len(self._data):
             raise self._nonsense(
-                f"a field of {size} bytes at byte {self._position} does not fit", "null"
+                f"a field of {size} bytes at byte {self._position} ends after the last byte", "null"
             )
         data = self._data[self._position : end]
         self._position = end

@@ -1,8 +1,8 @@
 """Records as text. Imports `base`, `kernels` and `batches`.
 
-- `rendering`: the sizes and the bytes of the two text views, lines and envelopes.
-- `format_string`: records as text by a user's format string, one by one or whole columns.
-- `envelope`: one record as a line of JSON.
-- `keyed_lines`: plain lines to envelopes with keys and headers.
-- `envelope_parser`: many lines of JSON, as `rendering` writes them, to columns.
+- `rendering`: measures and writes records in the two text views, lines and envelopes.
+- `format_string`: writes records by a user's format string, one by one or many at once.
+- `envelope`: writes and reads one record as a line of JSON, its envelope.
+- `keyed_lines`: converts plain lines to envelopes with keys and headers.
+- `envelope_parser`: parses many envelopes, as `rendering` writes them, into columns.
 """

@@ -1,4 +1,4 @@
-"""The JSON envelope of a record: one object a line, with all the fields of the record and its place in the log.
+"""The envelope of a record: a line with a JSON object of all the record's fields, and its partition and offset.
 
     {"topic":"orders","partition":0,"offset":7,"timestamp":1638100400000,"timestamp_type":"CreateTime",
      "key":null,"value":"hello","headers":[["h","1"]]}
@@ -35,9 +35,9 @@ class JsonText(bytes):
 
 
 class PlacedRecord(NamedTuple):
-    """A record from an envelope, with the topic, partition and offset that the envelope gives.
+    """A record from an envelope, with the topic, partition and offset in the envelope.
 
-    A field that the envelope does not have is None.
+    Each of these three is None if the envelope does not have it.
     """
 
     topic: str | None
@@ -112,18 +112,19 @@ def text_size(data: bytes | None) -> int:
 
 
 def decode(line: bytes | memoryview) -> Record:
-    """Return the record to append that an envelope line describes.
+    """Return the record in an envelope line, for an append.
 
     `value` is required; `key`, `headers` and `timestamp` may be missing. `topic`, `partition`, `offset` and
-    `timestamp_type` are ignored, because the log assigns them. Raises `InvalidEnvelope` if the line is no envelope.
+    `timestamp_type` are ignored, because the log assigns them. Raises `InvalidEnvelope` if the line is not a valid
+    envelope.
     """
     return _record(_parse(line))
 
 
 def decode_placed(line: bytes | memoryview) -> PlacedRecord:
-    """Return the record of an envelope line, with the topic, partition and offset in the line.
+    """Return the record in an envelope line, with the topic, partition and offset in the line.
 
-    Raises `InvalidEnvelope` if the line is no envelope.
+    Raises `InvalidEnvelope` if the line is not a valid envelope.
     """
     envelope = _parse(line)
     topic = envelope.get("topic")

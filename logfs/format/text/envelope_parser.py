@@ -1,8 +1,8 @@
-"""Columns from many envelope lines at once, with no object for each record (rule 1 of docs/architecture.md).
+"""Parses many envelope lines at once into columns, with no object for each record (rule 1 of docs/architecture.md).
 
-Only canonical text is parsed, as `rendering` writes it: the fields are in one order, without blanks. For other text
-`parse` returns None, and the caller uses `envelope.decode_placed`, which reads any JSON and reports errors. The loops
-are compiled like those of `batch_kernels`.
+Only canonical text is parsed, as `rendering` writes it: the fields are in a fixed order, without blanks. For other
+text `parse` returns None, and the caller uses `envelope.decode_placed`, which reads any JSON and reports errors. The
+loops are compiled like those of `batch_kernels`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _QUOTE, _BACKSLASH, _MINUS, _COMMA, _OPEN, _CLOSE = b'"\\-,[]'
 _LOWER_A, _LOWER_U, _LOWER_Z, _ZERO, _NINE, _EQUALS = b"auz09="
 
-# The byte that a letter after a backslash stands for; 0 for `u` and for a letter without a meaning.
+# The byte that a backslash and a letter stand for in a JSON string, by the letter; 0 for `u` and invalid letters.
 _ESCAPED = np.zeros(256, np.uint8)
 for _letter, _byte in zip(b'btnfr"\\/', b'\b\t\n\f\r"\\/', strict=True):
     _ESCAPED[_letter] = _byte
@@ -56,8 +56,8 @@ _BAD = -1
 class Envelopes(NamedTuple):
     """Records of one partition as columns over `data`, which has the decoded bytes of their fields.
 
-    Timestamps are in ms. As in `Columns`, a length of -1 is a null. Record i has the headers from `header_offsets`[i]
-    up to `header_offsets`[i + 1].
+    Timestamps are in ms. As in `Columns`, a length of -1 is a null. Record i has the headers with the numbers
+    header_offsets[i] to header_offsets[i + 1] - 1.
     """
 
     data: Bytes
@@ -85,7 +85,7 @@ def parse(lines: bytes, prefix: bytes) -> Envelopes | None:
     except UnicodeDecodeError:
         return None
     count = lines.count(b"\n")
-    # An upper bound of the number of headers: each begins with this byte, which other text may contain, too.
+    # An upper bound of the number of headers: each begins with `[`, which other text may contain, too.
     headers = lines.count(b"[")
     found = Envelopes(
         data=np.empty(len(lines), np.uint8),
@@ -113,7 +113,8 @@ def parse(lines: bytes, prefix: bytes) -> Envelopes | None:
     )
 
 
-# The loops. Each but `_parse` returns the position after the text that it has read, or _BAD.
+# The compiled loops. Each except `_parse` returns the position after the text that it has read, or _BAD if the text
+# is not canonical; if it returns a tuple, the position is the last item.
 
 
 @kernel
@@ -149,9 +150,9 @@ def _integer(data: Bytes, position: int) -> tuple[int, int]:
 
 @kernel
 def _string(data: Bytes, position: int, out: Bytes, written: int) -> tuple[int, int]:
-    """Write the bytes of a JSON string, from after its opening quote, to `out` from `written` on.
+    """Decode a JSON string, whose first byte after the opening quote is at `position`, to `out` from `written` on.
 
-    Returns (the end of the bytes in `out`, the position after the closing quote).
+    Returns (the end of the decoded bytes in `out`, the position after the closing quote).
     """
     while position < len(data):
         byte = data[position]
@@ -183,7 +184,10 @@ def _string(data: Bytes, position: int, out: Bytes, written: int) -> tuple[int, 
 
 @kernel
 def _base64(data: Bytes, position: int, out: Bytes, written: int) -> tuple[int, int]:
-    """Decode base64 text to `out` from `written` on. Return (the end of the bytes, the position after the text)."""
+    """Decode base64 text to `out` from `written` on.
+
+    Returns (the end of the decoded bytes in `out`, the position after the text).
+    """
     while position + 4 <= len(data) and data[position] != _QUOTE:
         first, second = _BASE64[data[position]], _BASE64[data[position + 1]]
         third, fourth = _BASE64[data[position + 2]], _BASE64[data[position + 3]]
@@ -208,9 +212,9 @@ def _base64(data: Bytes, position: int, out: Bytes, written: int) -> tuple[int, 
 
 @kernel
 def _field(data: Bytes, position: int, out: Bytes, written: int) -> tuple[int, int, int]:
-    """Write the bytes of a string, a base64 object or null to `out` from `written` on.
+    """Decode a JSON string, a base64 object or null to `out` from `written` on.
 
-    Returns (the number of bytes, -1 for null; their end in `out`; the position after the field).
+    Returns (the number of decoded bytes, or -1 for null; their end in `out`; the position after the field).
     """
     if position < 0 or position >= len(data):
         return -1, written, _BAD

@@ -38,7 +38,7 @@ def _headers(record: Record) -> bytes:
     )
 
 
-# The functions of the tokens whose text differs from record to record.
+# The tokens whose text differs from record to record, by letter, each with the function that returns its text.
 _FIELDS: dict[bytes, Callable[[Record], bytes]] = {
     b"s": lambda record: record.value or b"",
     b"k": lambda record: record.key or b"",
@@ -50,13 +50,13 @@ _FIELDS: dict[bytes, Callable[[Record], bytes]] = {
 }
 
 
-# The first time of the year 10000 (UTC), which `datetime` cannot represent.
+# The beginning of the year 10000 (UTC), which `datetime` cannot represent, in ms since the epoch.
 _TOO_LATE_MS = 253_402_300_800_000
 
 
 @dataclass(frozen=True)
 class _Time:
-    """A token `%T{FORM}`. `form` is a format of `strftime`, "" for ISO 8601."""
+    """A token `%T{FORM}`. `form` is a `strftime` format, or "" for ISO 8601."""
 
     form: str
 
@@ -72,7 +72,10 @@ class _Time:
             return b"%d" % timestamp
 
     def texts(self, timestamps: NDArray[np.int64]) -> tuple[bytes, NDArray[np.int64]]:
-        """Return the distinct texts of timestamps, joined, and the range of each timestamp's text, as int64[n, 2]."""
+        """Return the texts of timestamps, and for each timestamp the start and end of its text, as int64[n, 2].
+
+        Timestamps with the same text share it; all distinct texts are joined.
+        """
         import numpy as np
 
         # Each distinct time is formatted once. Without %f a format shows whole seconds only, so first round the times
@@ -120,7 +123,7 @@ class FormatString:
             else:
                 known = b" ".join(b"%" + letter for letter in (*_FIELDS, *fixed)).decode()
                 raise InvalidName(
-                    f"{os.fsdecode(found[0])!r} in the format string is no token; the letters are {known}"
+                    f"{os.fsdecode(found[0])!r} in the format string is not a token; the tokens are {known}"
                 )
         self._pieces.append(literal + form[at:])
 
@@ -137,7 +140,7 @@ class FormatString:
         return _FIELDS[piece.encode()](record)
 
     def render(self, columns: Columns) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """Return the text of records as uint8[n], and the position after each record in it as int64[records]."""
+        """Return the text of records as uint8[n], and the end of each record's text in it as int64[records]."""
         import numpy as np
 
         from logfs.format.kernels import text_kernels
@@ -167,7 +170,10 @@ class FormatString:
         return out[:size], ends
 
     def _times(self, timestamps: NDArray[np.int64]) -> tuple[bytes, NDArray[np.int64]]:
-        """Return the joined texts of all tokens `%T{}`, and the range of each text: int64[tokens, records, 2]."""
+        """Return the joined texts of all tokens `%T{FORM}` for all records, and the start and end of each text.
+
+        The starts and ends are int64[tokens, records, 2].
+        """
         import numpy as np
 
         texts = b""
@@ -208,7 +214,10 @@ class FormatString:
         return np.frombuffer(literals, np.uint8), np.array(rows, np.int64).reshape(-1, 3)
 
     def _room(self, columns: Columns, times: NDArray[np.int64]) -> int:
-        """Return an upper bound of the bytes of the records' text; `times` has the ranges that `_times` returned."""
+        """Return an upper bound of the size in bytes of the records' text.
+
+        `times` has the starts and ends that `_times` returned.
+        """
         from logfs.format.kernels.text_kernels import HEADER_ROOM, INTEGER_ROOM
 
         headers = int((columns.header_ends - columns.header_starts).sum())

@@ -1,4 +1,7 @@
-"""Lines of text to envelopes. A line may begin with a key (`KEY:VALUE`), and a record may have several lines."""
+"""Converts lines of text to envelopes (records as lines of JSON).
+
+A line may begin with a key (`KEY:VALUE`), and a record may have several lines.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _NEWLINE = b"\n"
-# The most bytes of an unfinished record that are kept in memory.
+# The maximum size in bytes of an unfinished record.
 _MOST_BYTES = 256 << 20
 
 
@@ -44,7 +47,7 @@ class KeyedLines:
             self._end = b',"headers":[%s]' % b",".join(pairs)
         self._start = start
         self._unfinished = bytearray()
-        # The lines so far of a record that further lines may continue, and their size in bytes.
+        # The complete lines so far of a record that further lines may continue, and their size in bytes.
         self._lines: list[bytes] = []
         self._size = 0
 
@@ -71,7 +74,7 @@ class KeyedLines:
         ended = b"".join(map(self._envelope if self._start is None else self._add, lines))
         if self._size + len(self._unfinished) > _MOST_BYTES:
             raise RecordTooLarge(
-                f"a record without an end exceeds {_MOST_BYTES} bytes; is the input text?"
+                f"a record has more than {_MOST_BYTES} bytes and no end yet; is the input text?"
             )
         return ended
 

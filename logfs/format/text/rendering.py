@@ -57,7 +57,7 @@ class TextSize(NamedTuple):
         )
 
     def size(self, view: View, prefix_bytes: int) -> int:
-        """Return the size in bytes of the text of one view (values or envelopes).
+        """Return the size in bytes of the text of one view (lines or envelopes).
 
         `prefix_bytes` is the length of an envelope's prefix, which is added for each record of the envelopes view.
         """
@@ -108,7 +108,7 @@ def envelope_sizes(decoded: Columns) -> NDArray[np.int64]:
 def sizes(decoded: Columns, view: View, prefix_bytes: int) -> NDArray[np.int64]:
     """Return the size in bytes of each record in a view, as int64[n].
 
-    `prefix_bytes` is the length of an envelope's prefix; lines have none.
+    `prefix_bytes` is the length of an envelope's prefix; the lines view does not use it.
     """
     if view is View.LINES:
         return line_sizes(decoded)
@@ -118,9 +118,9 @@ def sizes(decoded: Columns, view: View, prefix_bytes: int) -> NDArray[np.int64]:
 def render(
     decoded: Columns, view: View, prefix: bytes
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return the text of records as uint8[n], and the position after each record in it as int64[records].
+    """Return the text of records as uint8[n], and the end of each record's text in it as int64[records].
 
-    `prefix` is the beginning of each envelope; lines have none.
+    `prefix` is the beginning of each envelope; the lines view does not use it.
     """
     import numpy as np
 

@@ -24,7 +24,7 @@ _COUNT = struct.Struct(">i")
 # The base, to which each listed difference is added, and the width of a difference in bytes (see `pack_sizes`).
 _BASE = struct.Struct(">iB")
 _INT32_BYTES = 4
-# The largest list of sizes that is decompressed: more than a segment of 2 GiB needs with reasonable chunks.
+# The limit for a decompressed list of sizes, in bytes: more than a segment of 2 GiB needs with reasonable chunks.
 _MOST_LIST_BYTES = 16 * 1024 * 1024
 
 
@@ -52,7 +52,7 @@ class ChunkIndex:
         stored_sizes: int | Sequence[int],
         last_stored_size: int,
     ) -> None:
-        """Make the index. Raises `Corrupt` for an invalid size, or if there is not one stored size for each chunk."""
+        """Make the index. Raises `Corrupt` for an invalid size, or if the number of listed sizes is wrong."""
         self.chunk_bytes = chunk_bytes
         self.file_bytes = file_bytes
         self.stored_sizes = stored_sizes
@@ -84,7 +84,10 @@ class ChunkIndex:
         return Chunk(position, size, self._starts[number], self.stored_sizes[number])
 
     def chunks(self, start: int, end: int) -> range:
-        """Return the numbers of the chunks with the bytes [start, end) of the file; `end` may exceed its size."""
+        """Return the numbers of the chunks that have the bytes [start, end) of the .log file.
+
+        `end` may exceed the file's size.
+        """
         end = min(end, self.file_bytes)
         if start >= end:
             return range(0)
@@ -92,7 +95,7 @@ class ChunkIndex:
 
 
 def to_json(index: ChunkIndex) -> dict[str, Any]:
-    """Return an index as the JSON object of a manifest, with the fields in the plugin's order."""
+    """Return an index as the JSON object for a manifest, with the fields in the plugin's order."""
     sizes = {"originalChunkSize": index.chunk_bytes, "originalFileSize": index.file_bytes}
     if isinstance(index.stored_sizes, int):
         return {
@@ -106,7 +109,7 @@ def to_json(index: ChunkIndex) -> dict[str, Any]:
 
 
 def from_json(fields: Mapping[str, Any]) -> ChunkIndex:
-    """Return the index from the JSON object of a manifest. Raises `Corrupt` if the object is malformed."""
+    """Return the index in the JSON object from a manifest. Raises `Corrupt` if the object is malformed."""
     chunk, size = number_of(fields, "originalChunkSize"), number_of(fields, "originalFileSize")
     kind = fields.get("type")
     if kind == "fixed":
@@ -117,13 +120,13 @@ def from_json(fields: Mapping[str, Any]) -> ChunkIndex:
     try:
         packed = base64.b64decode(fields["transformedChunks"], validate=True)
     except (KeyError, TypeError, binascii.Error) as error:
-        raise Corrupt(f"chunk index: transformedChunks is not base64: {error}") from None
+        raise Corrupt(f"chunk index: transformedChunks is missing or not base64: {error}") from None
     sizes = unpack_sizes(decompress(Codec.ZSTD, packed, limit=_MOST_LIST_BYTES))
     return ChunkIndex(chunk, size, sizes, sizes[-1] if sizes else 0)
 
 
 def number_of(fields: Mapping[str, Any], name: str) -> int:
-    """Return the field `name`, a number in 0..2^31 - 1. Raises `Corrupt` if it is missing or another value."""
+    """Return the field `name`. Raises `Corrupt` if it is missing or not an integer in 0..2^31 - 1."""
     value = fields.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= INT32_MAX:
         raise Corrupt(f"manifest: {name} is {str(value)[:30]!r}, not a number in 0..{INT32_MAX}")

@@ -30,7 +30,7 @@ EPOCHS = ".leader_epoch_checkpoint"
 MANIFEST = f".{object_keys.MANIFEST}"
 """The suffix of the manifest, which only the layout of Aiven's plugin has."""
 
-# The files whose sizes are in the section, in this order. The size of the .log file is in Kafka's own fields.
+# The files whose sizes are in the custom metadata, in this order. Kafka's own fields have the size of the .log file.
 _FILES = (
     names.OFFSET_INDEX,
     names.TIME_INDEX,
@@ -43,7 +43,7 @@ _FILES = (
 
 
 class Layout(Enum):
-    """The names and the contents of the objects of a segment: those of Aiven's plugin or of `LocalTieredStorage`."""
+    """How a segment is stored as objects: as Aiven's plugin or as Kafka's `LocalTieredStorage` does it."""
 
     AIVEN = "aiven"
     LOCAL = "local"
@@ -55,13 +55,14 @@ _LAYOUTS = (Layout.AIVEN, Layout.LOCAL)
 class StoredSegment(NamedTuple):
     """How logfs has stored a segment.
 
-    `sizes` has the size in bytes of each file by its suffix (".index"), without the .log file. `chunk_bytes` is the
-    size of a chunk of the .log file. The chunks are compressed if `is_compressed`, and everything but the manifest is
-    encrypted if `is_encrypted`; all sizes are those before compression and encryption. `first_offset` is that of the
-    first record that is no control record; None if there is none. `time_offset` is the last offset of the batch with
-    the greatest timestamp; None if no record has a timestamp. `text` is the number of the segment's records, and the
-    bytes of its lines and of its envelopes. `crcs` are the CRC-32C of the stored bytes: first one of each object but
-    the .log file, in the order of the layout, 0 for a missing object; then one of each chunk of the .log file.
+    `sizes` has the size in bytes of each file except the .log file, by suffix (such as ".index"). `chunk_bytes` is
+    the size of a chunk of the .log file. The chunks are compressed if `is_compressed`, and everything but the
+    manifest is encrypted if `is_encrypted`; all sizes are those before compression and encryption. `first_offset` is
+    the offset of the first record that is not a control record; None if the segment has no such record. `time_offset`
+    is the last offset of the batch with the greatest timestamp; None if no record has a timestamp. `text` is the
+    number of the segment's records, and the bytes of its lines and of its envelopes. `crcs` are the CRC-32C of the
+    stored bytes: first one for each object except the .log file, in the order of the layout, 0 for a missing object;
+    then one for each chunk of the .log file.
     """
 
     layout: Layout
@@ -78,7 +79,8 @@ class StoredSegment(NamedTuple):
 def encode(stored: StoredSegment) -> bytes:
     """Return the custom metadata of a segment: about 100 bytes, and four for each chunk.
 
-    Kafka limits the custom metadata that a plugin returns, but not those in a metadata record, as logfs writes them.
+    Kafka limits the size of custom metadata that a plugin returns, but not of those in a metadata record, which logfs
+    writes itself.
     """
     numbers = (
         _VERSION,
@@ -99,7 +101,7 @@ def encode(stored: StoredSegment) -> bytes:
 def parse(custom: bytes | None) -> StoredSegment | None:
     """Return the custom metadata of a segment; None if another program or a later logfs copied the segment.
 
-    Raises `Corrupt` for a malformed section.
+    Raises `Corrupt` if the metadata are malformed.
     """
     field = _field(custom or b"\0")
     if field is None:
@@ -109,7 +111,7 @@ def parse(custom: bytes | None) -> StoredSegment | None:
     end = at + length
     if end > len(field) or (len(field) - end) % _CRC_BYTES:
         raise Corrupt(
-            f"custom metadata: the lengths in a field of {len(field)} bytes do not match its size"
+            f"custom metadata: the lengths in the field do not match its size of {len(field)} bytes"
         )
     while at < end:
         number, at = decode(field, at, VARLONG_BYTES)

@@ -1,7 +1,6 @@
-"""The objects of one segment in the layout of Aiven's plugin: its manifest, and the object of its indexes.
+"""Two objects that Aiven's plugin stores with each segment: the manifest, and the object with all indexes.
 
-The manifest is JSON. The object of the indexes has the bytes of all indexes, one after the other, in the order of
-`INDEXES`.
+The manifest is JSON. The other object has the bytes of all indexes, one after the other, in the order of `INDEXES`.
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ class Slice(NamedTuple):
 class Manifest(NamedTuple):
     """The manifest of one segment. `is_compressed` tells whether its chunks are compressed with zstd.
 
-    `indexes` has the range of each index in the object of the indexes. `encryption` is what decryption needs, such as
-    the encrypted data key; None if the objects are not encrypted. `segment` is None in manifests of the plugin's
-    first releases.
+    `indexes` has the range of each index, by name, in the object with all indexes. `encryption` has what decryption
+    needs, such as the encrypted data key; None if the objects are not encrypted. `segment` is None in manifests of
+    the plugin's first releases.
     """
 
     chunks: ChunkIndex
@@ -53,9 +52,9 @@ class Manifest(NamedTuple):
 
 
 def join_indexes(contents: Mapping[str, bytes]) -> tuple[bytes, dict[str, Slice]]:
-    """Return the bytes of the object of the indexes, and the range in it of each index by name.
+    """Join the indexes of a segment into one object. Return its bytes, and the range of each index in it by name.
 
-    `contents` has the bytes of each index by the same names.
+    `contents` has the bytes of each index by name.
     """
     slices, position = {}, 0
     for name in INDEXES:
@@ -66,7 +65,7 @@ def join_indexes(contents: Mapping[str, bytes]) -> tuple[bytes, dict[str, Slice]
 
 
 def encode(manifest: Manifest) -> bytes:
-    """Return a manifest as JSON, as the plugin writes it: the fields in its order, and no blanks."""
+    """Return a manifest as JSON in the plugin's form: the fields are in the plugin's order, without blanks."""
     fields: dict[str, Any] = {
         "version": VERSION,
         "chunkIndex": chunk_index.to_json(manifest.chunks),
@@ -156,6 +155,6 @@ def _segment(fields: Mapping[str, Any], size_bytes: int) -> RemoteSegment:
             sorted((int(epoch), int(at)) for epoch, at in fields["segmentLeaderEpochs"].items())
         ),
         size_bytes=size_bytes,
-        # The manifest is the last object that a copy stores, so the copy is finished.
+        # The manifest is the last object that is stored, so the copy of the segment is finished.
         state=SegmentState.COPY_SEGMENT_FINISHED,
     )

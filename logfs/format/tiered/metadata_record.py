@@ -91,7 +91,7 @@ def encode(record: MetadataRecord) -> bytes:
 def parse(value: bytes) -> MetadataRecord | None:
     """Return the content of a record's value; None for a kind that this release does not read.
 
-    Those are the kinds of later releases, and the kind that Kafka writes only into its local snapshot files.
+    This release does not read kinds of later releases, nor the kind that Kafka writes only to local snapshot files.
     Raises `Corrupt` if the value is malformed, and `Unsupported` for a version of a later release.
     """
     frame, at = decode_unsigned(value, 0)
@@ -114,8 +114,8 @@ def parse(value: bytes) -> MetadataRecord | None:
 def metadata_partition(partition: RemotePartition, partitions: int = PARTITIONS) -> int:
     """Return the number of the partition of `__remote_log_metadata` that has the records about `partition`.
 
-    As in Kafka, the hash code in Java of the topic's id (its low, then its high 64 bits) and of the partition is
-    written as a big-endian int32. The default partitioner chooses the partition for these four bytes as the key.
+    As in Kafka, this is the partition that the default partitioner chooses for a key of four bytes: a Java hash code,
+    as a big-endian int32, of the topic id (first its low, then its high 64 bits) and the partition number.
     """
     high, low = divmod(partition.topic_id.int, 1 << 64)
     found = 1
@@ -125,7 +125,7 @@ def metadata_partition(partition: RemotePartition, partitions: int = PARTITIONS)
 
 
 def _java_hash(number: int) -> int:
-    """Return the hash code of a Java `Long` of 64 bits."""
+    """Return Java's `Long.hashCode` of a 64-bit number, as an unsigned 32-bit number."""
     return (number ^ (number >> 32)) & 0xFFFF_FFFF
 
 

@@ -2,7 +2,7 @@
 
 Aiven's plugin: `{prefix}{topic}-{topic id}/{partition}/{first offset, 20 digits}-{segment id}.{suffix}`, with nothing
 between the prefix and the topic. `LocalTieredStorage`: `{topic}-{partition}-{topic id}/{first offset, 20
-digits}-{segment id}{suffix}` below a directory. Ids are Kafka's 22 characters.
+digits}-{segment id}{suffix}` below a directory. Ids are UUIDs in Kafka's form of 22 characters.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def local_directory(partition: RemotePartition, prefix: str = "") -> str:
 
 
 def parse_aiven_key(key: str, prefix: str = "") -> tuple[SegmentKey, str] | None:
-    """Return the segment and the suffix of an object of Aiven's plugin by its name; None for any other name."""
+    """Return the segment and the suffix in the name of an object of Aiven's plugin; None for any other name."""
     match = _AIVEN.fullmatch(key.removeprefix(prefix)) if key.startswith(prefix) else None
     if match is None:
         return None
@@ -90,7 +90,7 @@ def parse_aiven_key(key: str, prefix: str = "") -> tuple[SegmentKey, str] | None
 
 
 def parse_local_key(key: str, prefix: str = "") -> tuple[SegmentKey, str] | None:
-    """Return the segment and the suffix of a file of `LocalTieredStorage`; None for any other file."""
+    """Return the segment and the suffix in the path of a file of `LocalTieredStorage`; None for any other path."""
     match = _LOCAL.fullmatch(key.removeprefix(prefix)) if key.startswith(prefix) else None
     if match is None:
         return None

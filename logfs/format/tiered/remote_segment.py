@@ -59,7 +59,8 @@ class RemoteSegment(NamedTuple):
     """The description of a remote segment.
 
     `start_offset` and `end_offset` are its first and its last offset. `max_timestamp` is the greatest timestamp of a
-    record, `event_timestamp` the time of the last change of `state` by `broker_id` (both ms since the epoch).
+    record. `broker_id` is the broker that last changed `state`, and `event_timestamp` the time of this change. Both
+    times are ms since the epoch.
     `size_bytes` is the size of the .log file. `leader_epochs` has (epoch, start offset) of each epoch in the segment,
     ascending. `custom` is the custom metadata of the plugin that copied the segment, or None. `txn_index_is_empty`
     is True if the segment is known to have no aborted transactions.
@@ -79,7 +80,7 @@ class RemoteSegment(NamedTuple):
     txn_index_is_empty: bool = False
 
     def updated(self, update: SegmentUpdate) -> RemoteSegment:
-        """Return the description with the fields of `update`. As in Kafka, `custom` is replaced even by None."""
+        """Return a copy with the values of `update`. As in Kafka, None in `update.custom` replaces `custom`, too."""
         return self._replace(
             broker_id=update.broker_id,
             event_timestamp=update.event_timestamp,
@@ -89,7 +90,7 @@ class RemoteSegment(NamedTuple):
 
 
 class SegmentUpdate(NamedTuple):
-    """The change of a remote segment to a new state; fields as in `RemoteSegment`."""
+    """The change of a remote segment to a new state. The fields have the same meaning as in `RemoteSegment`."""
 
     partition: RemotePartition
     segment_id: uuid.UUID

@@ -1,13 +1,13 @@
 """Writing a partition. Imports `disk`, `segment`, `state`, `recovery` and `read`.
 
 - `partition`: append, roll, flush, truncate (Kafka's UnifiedLog). Begin here.
-- `fetched_batches`: appends batches of another log as they are, as a follower does.
-- `staged_batches`: batches that wait in a partition's directory for their commit.
+- `fetched_batches`: appends unchanged batches that were fetched from another log, like a follower.
+- `staged_batches`: batches that wait in files of a partition's directory until a commit appends them to the log.
 - `result`: what an append returns.
 - `flusher`: which records are durable, when a flush is due, and the flush itself.
 - `validator`: which records and batches a topic accepts, and how they are stored (Kafka's LogValidator).
 - `line_framer`: cuts a stream of writes into whole lines or envelopes, and appends these.
-- `topic_framer`: cuts a stream of writes to a topic, and chooses the partitions, as Kafka's producer does.
+- `topic_framer`: the same for a stream of writes to a topic; chooses the partitions like Kafka's producer.
 
 A record written to `append` or `append.jsonl` may be refused for these reasons, which are checked in this order:
 
@@ -18,12 +18,12 @@ A record written to `append` or `append.jsonl` may be refused for these reasons,
 3. `validator.check_record`: the topic is compacted and the record has no key (a line of `append` never has one), or
    the timestamp of an envelope is out of bounds.
 4. `format/encoding/batch_builder`: a batch with the record exceeds `max.message.bytes` or `segment.bytes`.
-5. The write to the disk fails: `Partition` cuts off what was written. Unless the disk is full or too many files are
-   open, it also refuses all later appends.
+5. The write to the disk fails: `Partition` cuts off what was written. It also refuses all later appends, unless the
+   disk is full or too many files are open.
 6. A due or requested sync fails (`flush.messages`, O_SYNC, O_DSYNC): the records are in the log, but not durable; the
    write fails, and so do all later appends.
 
-After a storage error such as EIO, `log/disk/checked_disk` refuses every call of the whole log directory, also reads.
+After a storage error such as EIO, `log/disk/checked_disk` refuses all access to the whole log directory, also reads.
 
 If lines before the refused one were appended, write(2) returns their size, and the next write fails with the error.
 docs/filesystem.md ("Errors") has the errno of each class of error. The classes are `NotWritable`, `UnknownPartition`

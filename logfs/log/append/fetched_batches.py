@@ -1,4 +1,4 @@
-"""Append batches of another log byte for byte, at their offsets in that log, as a follower does.
+"""Appends batches that were fetched from another log: the bytes and the offsets stay the same, as in a follower.
 
 A leader checks the batches of producers and assigns offsets. A follower changes nothing (kafka-storage 2.9.1): it
 keeps codecs, timestamps, leader epochs, producer ids, transaction markers, and the gaps that compaction has left.
@@ -39,13 +39,14 @@ def append_fetched(
 
     `data` is what Kafka's Fetch returns for an offset: it may begin with batches that this log already has, and end
     with an incomplete batch; both are left out. If offsets are missing before a batch, as after compaction,
-    `note_gap` is called before the batch is appended: the caller then records that offsets may be missing. The
-    batches are readable at once, and durable after `flush`. `source` is the expected value of the topic's setting
+    `note_gap` is called before the batch is appended; it must record that offsets may be missing. The batches are
+    readable at once, and durable after `flush`. `source` is the expected value of the topic's setting
     `logfs.mirror.source`: if the setting has another value, nothing is appended and `NotWritable` is raised.
 
-    Raises `Corrupt` for bytes that are no valid batch, and for a batch that begins before the log end and ends after
-    it, so that the two logs differ; `NotWritable`, `PartitionFailed`, `UnknownPartition`; and the `OSError` of a full
-    disk. The batches that were appended before the error stay.
+    Raises `Corrupt` for bytes that are not a valid batch, and for a batch that begins before the log end and ends
+    after it, because the two logs then differ. Also raises `NotWritable`, `PartitionFailed` or `UnknownPartition` if
+    the partition takes no such appends, and the `OSError` of a full disk. Batches that were appended before an error
+    stay.
     """
     view = memoryview(data)
     start, end, has_gap = _take(partition, view, source, may_have_gaps=False)
@@ -62,10 +63,10 @@ def append_fetched(
 def _take(
     partition: Partition, view: memoryview, source: str, *, may_have_gaps: bool
 ) -> tuple[int, int, bool]:
-    """Append the whole batches in `view`, run by run (a run is a `ScannedBatches`).
+    """Append the whole batches in `view`, many at a time: each run of batches is a `ScannedBatches`.
 
-    Without `may_have_gaps`, stops before a run with a gap: offsets are missing before it or between its batches.
-    Returns the positions in `view` at which the appended batches begin and end, and whether a gap stopped the call.
+    Without `may_have_gaps`, stops before a run if offsets are missing before it or between its batches. Returns the
+    positions in `view` at which the appended batches begin and end, and whether missing offsets stopped the call.
     """
     with partition.disk.hold(partition.lock):
         partition.check_mirror(source)
@@ -88,19 +89,24 @@ def _has_gap(run: ScannedBatches, end: int) -> bool:
 
 
 def _skip_known(partition: Partition, view: memoryview) -> int:
-    """Return the position of the first batch in `view` that this log lacks. Raises `Corrupt` if the logs differ."""
+    """Return the position of the first batch in `view` that this log lacks.
+
+    Raises `Corrupt` if this batch begins before the log end, because the logs then differ. If this log is empty, its
+    start is moved to the beginning of the batch instead.
+    """
     end, position = partition.log_end_offset, 0
     for header in whole_batches(view):
         if header.base_offset >= end:
             break
         if header.next_offset > end:
             if partition.log_start_offset == end and not partition.active.size_bytes:
-                # The empty log starts within the batch, as after Kafka's DeleteRecords: start where the batch begins.
+                # The log is empty and starts within the batch, as after Kafka's DeleteRecords: move its start to the
+                # beginning of the batch.
                 partition.begin_segment(header.base_offset, partition.now_ms())
                 break
             raise Corrupt(
-                f"{partition.name.directory}: ends at offset {end}, but the other log has a batch of the offsets "
-                f"{header.base_offset} to {header.next_offset - 1}; delete the copy to mirror the topic again"
+                f"{partition.name.directory}: ends at offset {end}, but the source has a batch with the offsets "
+                f"{header.base_offset} to {header.next_offset - 1}; delete this copy to mirror the topic again"
             )
         position += max(header.size_bytes, HEADER_SIZE)
     return position
@@ -119,7 +125,9 @@ def _valid_batches(partition: Partition, view: memoryview) -> ScannedBatches | N
     batch = Batch.parse(view)
     if batch.header.magic == MAGIC:
         batch.check()
-        raise Corrupt(f"{partition.name.directory}: batch {batch.header.base_offset} is not valid")
+        raise Corrupt(
+            f"{partition.name.directory}: the fetched batch at offset {batch.header.base_offset} is not valid"
+        )
     # Messages of an old format are not in batches: each message counts as one batch.
     return scan_one(0, batch)
 
@@ -139,7 +147,8 @@ def _append(partition: Partition, run: ScannedBatches) -> None:
                 # A batch that exceeds the size limit of a segment gets a segment of its own.
                 count = max(writer.how_many_fit(left, config, now_ms), 1)
             fits, left = left.select(slice(count)), left.select(slice(count, None))
-            # Epochs come first, as in Kafka: after a crash, a new epoch may begin at the log end, without records.
+            # Leader epochs are written before the batches, as in Kafka: after a crash in between, a new epoch begins
+            # at the log end and has no records.
             partition.epochs.note_batches(fits.rows)
             active = partition.active
             start, position = int(fits.rows[0, POSITION]), active.size_bytes
@@ -152,23 +161,24 @@ def _append(partition: Partition, run: ScannedBatches) -> None:
         for batch in deciding_batches(fits):
             partition.note_producer(batch, size)
         partition.note_appended(fits.text.records, size, config, now_ms)
-        # Published last: readers of committed records need the index entries of aborted transactions.
+        # Readers get the batches last: readers of committed records need the index entries of aborted transactions.
         partition.publish(last_timestamp=int(fits.rows[-1, MAX_TIMESTAMP]))
 
 
 def begin_at(partition: Partition, offset: int, source: str = "") -> None:
-    """Drop all records and begin the log at `offset`, where the other log begins (kafka-storage 10.5).
+    """Drop all records and begin the log at `offset`, the log start of the log that is copied (kafka-storage 10.5).
 
-    Before this call, the caller raises the log start to the log end, and makes that durable. If `offset` is above the
-    log end, leader epochs and producers are dropped too. Raises `OffsetOutOfRange` if `offset` is below the log end;
-    `NotWritable`, `PartitionFailed`, `UnknownPartition`; and `OSError`.
+    The caller must first raise the log start of this log to its log end, durably. If `offset` is above the log end,
+    leader epochs and producers are dropped too. `source` is as in `append_fetched`. Raises `OffsetOutOfRange` if
+    `offset` is below the log end; `NotWritable`, `PartitionFailed` or `UnknownPartition` if the log takes no such
+    changes; and `OSError`.
     """
     end = partition.log_end_offset
     if offset < end:
         raise OffsetOutOfRange(
-            f"{partition.name.directory}: the log cannot begin at offset {offset}, which is below its end {end}"
+            f"{partition.name.directory}: the log cannot begin at offset {offset}, which is below its end, {end}"
         )
-    # The old segments are dropped first: if both were in the log, the gap between them would count as damage.
+    # Drop the old segments first: the offsets missing between them and the new segment would count as damage.
     partition.drop_oldest(len(partition.segments))
     with partition.flusher.lock, partition.disk.hold(partition.lock):
         partition.check_mirror(source)

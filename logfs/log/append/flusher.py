@@ -1,4 +1,7 @@
-"""The flushes of a partition: which records are durable, when a flush is due, and the flush itself (rule 7)."""
+"""The flushes of a partition: which records are durable, when a flush is due, and the flush itself.
+
+The flush follows rule 7 of docs/architecture.md.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
     from logfs.log.recovery import Loaded
     from logfs.log.segment.segment import Segment
 
-# A flush is due once none of the last 16 segments has a durable record: files that are not flushed stay open.
+# A flush is due if none of the last 16 segments has a durable record, because files that are not flushed stay open.
 _MOST_UNFLUSHED = 16
 
 
@@ -26,26 +29,27 @@ class Flusher:
 
     Records below the recovery point are durable. A thread that needs both `lock` and the partition's own lock takes
     `lock` first. Commits, moves, closing and truncation hold both locks. Dropping or replacing segments holds `lock`
-    throughout, and the partition's own while it changes what readers see.
+    throughout, and the partition's own lock while it changes what readers see.
     """
 
     def __init__(self, log: Partition, loaded: Loaded) -> None:
         self.lock = make_rlock(Level.FLUSH)
         self.recovery_point = loaded.recovery_point
         self._log = log
-        # The segments whose files loading has changed.
+        # The segments whose files were changed while the partition was loaded.
         self._unsynced: Sequence[Segment] = loaded.unsynced
         self._directory_is_dirty = bool(loaded.unsynced)
         self._unflushed_since_ms: int | None = None
         self._flush_messages = log.config.flush_messages
 
-    # When a flush is due. Python, the command line, upkeep and the mount have the same rules.
+    # When a flush is due. The Python API, the command line, the maintenance tasks and the mount have the same rules.
 
     def is_due(self) -> bool:
         """Whether a flush is due, because at least `flush.messages` records or 16 segments are not flushed.
 
         One sealed segment is enough if the unflushed segments of all partitions hold too many descriptors.
-        `flush.messages` is the value that was in force at the last append, or at the opening if there was none.
+        `flush.messages` has the value that was in force at the last append or, without an append, when the partition
+        was opened.
         """
         state, point = self._log.state, self.recovery_point
         segments = state.segments
@@ -65,10 +69,10 @@ class Flusher:
             return False
         return self.recovery_point < log.active.base_offset or now_ms - since >= log.config.flush_ms
 
-    # Reports of changes, from the partition and the store.
+    # The partition and the store call these methods after a change.
 
     def note_append(self, config: LogConfig, now_ms: int) -> None:
-        """Keep an append's `flush.messages`, and the time of the first append after a flush, for `flush.ms`."""
+        """Note an append: its `flush.messages` and, if it is the first after a flush, its time for `flush.ms`."""
         self._flush_messages = config.flush_messages
         if self._unflushed_since_ms is None:
             self._unflushed_since_ms = now_ms
@@ -78,16 +82,16 @@ class Flusher:
         self._directory_is_dirty = True
 
     def note_durable_copies(self) -> None:
-        """Raise the recovery point to the log end: a move has replaced all files by durable copies."""
+        """Raise the recovery point to the log end, because a move has replaced all files by durable copies."""
         self.recovery_point = self._log.log_end_offset
         self._directory_is_dirty, self._unflushed_since_ms = False, None
 
     def lower_recovery_point(self, offset: int) -> None:
-        """Lower the recovery point to `offset`: records from there on count as not durable until the next flush."""
+        """Lower the recovery point to `offset`, so that records at and after it are flushed again."""
         with self.lock:
             self.recovery_point = min(self.recovery_point, offset)
 
-    # The flush.
+    # The flush itself.
 
     def flush(self) -> int:
         """Make everything that is in the log now durable, and return the new recovery point (an offset).

@@ -1,4 +1,4 @@
-"""Framing: cuts the writes to one file handle into lines or envelopes, and appends them. Independent of FUSE."""
+"""Cuts the writes to one file handle into lines or JSON envelopes, and appends these. Independent of FUSE."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ _PART_BYTES = (1 << 20) - 4096
 class LineFramer:
     """Splits the writes of one file handle, of any size, into lines and appends the lines.
 
-    `carry` is the unfinished line. `skipped` is the error of a line that was refused before its newline arrived, None
-    if there is none. The rest of this line is refused too, but not the good lines after it: a write that begins with
-    the rest of the line is consumed only up to its newline, so that the next write begins with the good lines.
+    `carry` is the beginning of a line whose newline has not arrived yet. `skipped` is the error of a line that was
+    refused before its newline arrived, or None. The rest of such a line is refused too, but not the good lines after
+    it: a write that begins with the rest is consumed only up to the newline of the refused line, so that the next
+    write begins with the good lines.
 
     The kernel divides a write(2) of about 1 MiB or more into parts. If the first part is refused, write(2) fails. The
     kernel does not send the other parts, which may have the newline, so the next write begins a new line. If a later
-    part is refused, write(2) returns the size of the parts before it, and the caller writes the rest again, perhaps
+    part is refused, write(2) returns the size of the parts before it, and the program writes the rest again, perhaps
     in smaller pieces. `refused_rest` is the end of a refused line that began in an earlier part: "cd" of the line
-    "abcd", if "ab" was the end of the part before. It is refused each time that the caller writes it.
+    "abcd", if "ab" was the end of the part before. It is refused each time that the program writes it.
     """
 
     def __init__(self, partition: Partition) -> None:
@@ -41,7 +42,7 @@ class LineFramer:
         # The positions in `refused_rest` at which the next write may begin: where a refused piece began or ended.
         self._rest_from = {0}
         self._refusal: LogfsError | None = None
-        # The size of the last write. It is 0 if some bytes were not consumed: the kernel then sends no further part.
+        # The size of the last write, or 0 if it was not consumed to its end: the kernel then sends no further part.
         self._last_size = 0
 
     def write(self, data: bytes) -> AppendResult:
@@ -76,16 +77,16 @@ class LineFramer:
                 return self._refuse_carried(lines, done)
             return done._replace(consumed=taken)
         if end < len(data) and len(data) - end > self.limit:
-            # The line that begins here is too long already. The next write begins with it, and fails.
+            # The unfinished line at `end` is already too long. The next write begins with this line, and fails.
             self.carry = b""
             return done._replace(consumed=end)
         self.carry = data[end:]
         return done._replace(consumed=len(data))
 
     def finish(self) -> AppendResult:
-        """Append the unfinished line as a record, if there is one, after the last descriptor was closed.
+        """Append the unfinished line, if there is one, as a record. Called after the last descriptor was closed.
 
-        `refused` in the result says why the line was not appended; None if it was.
+        If the line was not appended, `refused` in the result says why.
         """
         if not self.carry:
             return self._nothing_appended(0)
@@ -99,7 +100,10 @@ class LineFramer:
         return self.partition.line_limit
 
     def append(self, lines: bytes) -> AppendResult:
-        """Append `lines`, which end with a newline, up to the first that is refused; `consumed` counts bytes."""
+        """Append `lines`, which must end with a newline, up to the first that is refused.
+
+        `consumed` in the result counts bytes.
+        """
         return self.partition.append_lines(lines)
 
     def _nothing_appended(
@@ -117,13 +121,13 @@ class LineFramer:
             f"{self.partition.name.directory}: a line exceeds {self.limit} bytes, the limit of "
             "max.message.bytes or segment.bytes; the line is refused up to its newline"
         )
-        # If the line began in the first part of a divided write, the kernel does not send the rest of it.
+        # If the line began in the first part of a divided write, the kernel does not send the rest of the line.
         has_rest = self.carry or len(data) < _PART_BYTES
         self.carry, self.skipped = b"", refused if has_rest else None
         return self._nothing_appended(0, refused)
 
     def _skip(self, data: bytes) -> AppendResult:
-        """Refuse the rest of a refused line. Lines after it are not consumed: the caller writes them again."""
+        """Refuse the rest of a refused line. Lines after it are not consumed: the program writes them again."""
         reason, end = self.skipped, data.find(b"\n") + 1
         if end or len(data) >= _PART_BYTES:
             self.skipped = None
@@ -176,6 +180,6 @@ class EnvelopeFramer(LineFramer):
 
     @property
     def limit(self) -> int:
-        # Escapes and base64 make the text longer than the record, by a factor of six at most. 4096 bytes are left for
-        # the other text of an envelope.
+        # Escapes and base64 make an envelope at most six times as long as its record. 4096 bytes are added for the
+        # rest of the envelope.
         return super().limit * 6 + 4096

@@ -64,8 +64,8 @@ class Partition(Log):
     """A partition's log that this process writes.
 
     One append runs at a time, under `lock`; readers take no lock. After a failed fsync, or a failed write whose errno
-    is not in `EXHAUSTED`, appends are refused until the store is opened again (rule 7). Times are ms since the epoch,
-    from the `clock` that the store was given (rule 5).
+    is not in `EXHAUSTED`, appends are refused until the store is opened again (docs/architecture.md, rule 7). Times
+    are ms since the epoch, from the `clock` that the store was given (rule 5).
     """
 
     # A store may have 10,000 partitions, most of which stay as they were loaded. Attributes that begin with a default
@@ -94,13 +94,13 @@ class Partition(Log):
     # Appending.
 
     def append(self, records: Iterable[Value | Record], *, in_one_batch: bool = False) -> int:
-        """Append records and return the offset of the first; bytes or a str is a record with that value and no key.
+        """Append records and return the offset of the first. A bytes or str item becomes a record without a key.
 
         The records are readable at once, and durable after `flush`. `RecordTooLarge` and `InvalidRecord` leave the
-        log unchanged. A crash or the `OSError` of a full disk leaves only whole batches: if the records need several,
-        the first ones may stay. With `in_one_batch`, records that need several batches raise `RecordTooLarge`. Raises
-        `NotWritable`, `PartitionFailed` or `UnknownPartition` if the partition takes no appends at all. Raises
-        `PartitionFailed` also if the write or a due flush fails.
+        log unchanged. A crash or the `OSError` of a full disk leaves only whole batches: if the records need several
+        batches, the first ones may stay. With `in_one_batch`, raises `RecordTooLarge` if the records need several
+        batches. Raises `NotWritable`, `PartitionFailed` or `UnknownPartition` if the partition takes no appends at
+        all, and `PartitionFailed` also if the write or a due flush fails.
         """
         wanted = as_records(records)
         now_ms, config = self._clock(), self.config
@@ -131,7 +131,10 @@ class Partition(Log):
         return self._append(built, config, now_ms)
 
     def append_records(self, records: Sequence[Record]) -> AppendResult:
-        """Append records up to the first that is refused, as `append_lines` does; `consumed` counts records."""
+        """Append records up to the first that is refused; `consumed` counts records.
+
+        Raises the errors of `append_lines`.
+        """
         now_ms, config = self._clock(), self.config
         return self._append(self._build(records, config, now_ms), config, now_ms)
 
@@ -141,11 +144,12 @@ class Partition(Log):
         return InvalidRecord(f"{self.name.directory}: {refused}") if refused else None
 
     def append_batch(self, data: Buffer, *, coordinator: bool = False) -> AppendedBatch:
-        """Append one record batch as its producer made it, checked as a leader checks it (kafka-storage 2.9, 9.2).
+        """Append one record batch that a producer made, with the checks of a leader (kafka-storage 2.9, 9.2).
 
         The log assigns the offsets, the leader epoch and, for LogAppendTime, the timestamps. The batch is compressed
         again only if `compression.type` names another codec. A repetition of one of the producer's last five batches
-        is not appended again. With `coordinator`, sequences are not checked, as for a group coordinator.
+        is not appended again. With `coordinator`, the batch is one of a group coordinator, and its sequence numbers
+        are not checked.
 
         Raises `Corrupt`, `Unsupported`, `RecordTooLarge`, `InvalidRecord`, `InvalidProducerEpoch`,
         `OutOfOrderSequence`, `InvalidTransactionState`, `NotWritable`, `PartitionFailed`, `UnknownPartition`,
@@ -199,7 +203,7 @@ class Partition(Log):
             raise self.failed_append(error) from None
 
     def _append_noted(self, new: NewBatch, config: LogConfig, now_ms: int) -> AppendedBatch:
-        """Append a batch and note it in the state of its producer, before readers see it."""
+        """Append a batch, update the state of its producer, and then make the batch visible to readers."""
         first_offset = self.log_end_offset
         try:
             self._append_batch(new, config, now_ms)
@@ -210,11 +214,11 @@ class Partition(Log):
         return AppendedBatch(first_offset, self.log_end_offset - 1, duplicate=False)
 
     def note_producer(self, batch: Batch, size: int) -> None:
-        """Note a batch, which is among the last `size` bytes that were appended, in the state of its producer.
+        """Update the state of a batch's producer. The batch must be among the last `size` bytes that were appended.
 
-        If the batch aborts a transaction that cannot be indexed, these bytes are cut off: without the index entry,
-        other processes would read the marker and treat the aborted records as committed. Raises `PartitionFailed`
-        then.
+        If the batch aborts a transaction, adds an entry to the transaction index. If this fails, cuts off the last
+        `size` bytes and raises `PartitionFailed`: without the entry, other processes would treat the aborted records
+        as committed.
         """
         aborted = self.producers.update(batch)
         if aborted is not None:
@@ -226,7 +230,7 @@ class Partition(Log):
                 raise self.fail("an aborted transaction could not be indexed", error) from error
 
     def _build(self, records: Sequence[Record], config: LogConfig, now_ms: int) -> Built:
-        """Build batches of the records before the first that the topic refuses; `refused` of the result says why."""
+        """Build batches of the records up to the first that the topic refuses; `refused` in the result says why."""
         form = self._format_for(config)[1]
         for number, record in enumerate(records):
             refused = self.refusal_of(record, config, now_ms)
@@ -242,7 +246,7 @@ class Partition(Log):
         return self._format_for(self.config)[2]
 
     def _format_for(self, config: LogConfig) -> tuple[LogConfig, BatchFormat, int]:
-        """Return `config`, its batch format and its longest line (bytes); cached until the settings change."""
+        """Return `config`, its batch format and the length limit of a line (bytes); cached until settings change."""
         known = self._format
         if known is None or known[0] is not config:
             form = batch_format(config)
@@ -250,7 +254,7 @@ class Partition(Log):
         return known
 
     def _append(self, built: Built, config: LogConfig, now_ms: int) -> AppendResult:
-        """Write batches one by one, and publish them together. A batch that was written only in part is cut off."""
+        """Write batches one by one, and then make all visible to readers. A batch written only in part is cut off."""
         with self.disk.hold(self.lock):
             self.check_appendable()
             if len(built.batches) > 1:
@@ -286,13 +290,19 @@ class Partition(Log):
             raise NotWritable.of_mirror(self.name.directory, source)
 
     def check_mirror(self, source: str) -> None:
-        """Call `check_changeable`; raise `NotWritable` unless the topic mirrors `source`. The caller holds `lock`."""
+        """Call `check_changeable`, and raise `NotWritable` unless `logfs.mirror.source` is `source`.
+
+        The caller must hold `lock`.
+        """
         self.check_changeable()
         if self.config.logfs_mirror_source != source:
             raise NotWritable(f"{self.name.directory}: logfs.mirror.source is no longer {source!r}")
 
     def check_changeable(self) -> None:
-        """Raise `PartitionFailed` or `UnknownPartition` if the log takes no changes. A mirror passes this check."""
+        """Raise `PartitionFailed` or `UnknownPartition` if the log takes no changes at all.
+
+        The log of a mirror passes this check, unlike `check_appendable`.
+        """
         if self.failure is not None:
             raise self.failure
 
@@ -311,12 +321,12 @@ class Partition(Log):
         return self._clock()
 
     def writer(self, config: LogConfig) -> SegmentWriter:
-        """Return the writer of the active segment, which gets one if it has none."""
+        """Return the writer of the active segment; create the writer if the segment has none."""
         active = self.state.segments[-1]
         return active.writer or active.activate(config)
 
     def _append_batch(self, batch: NewBatch, config: LogConfig, now_ms: int) -> None:
-        # Not the log end in `state`, which moves only when `_append` has written all of its batches.
+        # The log end in `state` would be wrong: it moves only when `_append` has written all of its batches.
         base_offset = self.active.next_offset
         if self.epochs.latest < 0:
             self.check_may_block()
@@ -350,9 +360,10 @@ class Partition(Log):
         return error if error.errno in EXHAUSTED else self.fail("a write failed", error)
 
     def fail(self, what: str, error: OSError) -> PartitionFailed:
-        """Refuse all further appends (rule 7), and return the error that they raise: `what` failed, due to `error`.
+        """Refuse all further appends (docs/architecture.md, rule 7), and return the error that they raise.
 
-        If the whole log directory has failed, returns the error of the directory instead.
+        The error says `what` and the cause `error`. If the whole log directory has failed, it is the error of the
+        directory instead.
         """
         if self.disk.failure is not None:
             self.failure = self.disk.failure
@@ -385,7 +396,7 @@ class Partition(Log):
         """Seal the active segment and return the next one, at the log end or, for an empty mirror, at any offset.
 
         An empty active segment is removed. `log_start_offset` is the new log start; None keeps the present one.
-        Raises `OSError`, with the same effects as in `roll`. The caller holds `lock`.
+        Raises `OSError`, with the same effects as in `roll`. The caller must hold `lock`.
         """
         before = self.active
         try:
@@ -404,11 +415,11 @@ class Partition(Log):
         return segment
 
     def _begin_next(self, base_offset: int, now_ms: int) -> Segment:
-        """Seal the active segment and return the next one; write the producer snapshot at its base offset.
+        """Seal the active segment, write a producer snapshot at its end, and return the next segment.
 
-        Raises `OSError`. The files of the next segment are then removed, because they would hold the same offsets as
-        later appends to the old segment, which the next append makes active again. The files stay if the whole log
-        directory has failed (`LogDirFailed`), and if the error says that the roll could not be undone.
+        Raises `OSError`. The files of the next segment are then removed, because the old segment stays active, and
+        later appends to it get the same offsets. The files stay if the whole log directory has failed
+        (`LogDirFailed`), and if the error says that the roll could not be undone.
         """
         sealed, snapshots = self.active, self.snapshots
         segment = Segment(self.disk, self.directory, base_offset)
@@ -468,7 +479,7 @@ class Partition(Log):
                     self.active.finish()
                     self.active.flush(indexes=True)
                 if self.snapshots.latest < self.log_end_offset:
-                    # A clean start then need not read the log for the producers.
+                    # With this snapshot, a start after a clean close need not read the log to restore the producers.
                     self.snapshots.write(self.log_end_offset, self.producers)
                     self.snapshots.flush()
                     self.disk.sync_directory(self.directory)
@@ -502,8 +513,8 @@ class Partition(Log):
         """Drop every record at or after `offset` (kafka-storage 10.4); return whether anything changed.
 
         A batch that straddles `offset` is dropped whole. The log then ends after the last batch that is left, which
-        may be below `offset`. The caller has lowered the recovery point in the checkpoint. Raises the error of
-        `check_truncatable`, and `PartitionFailed` or `UnknownPartition`.
+        may be below `offset`. The caller must first lower the recovery point in the checkpoint file. Raises the error
+        of `check_truncatable`, and `PartitionFailed` or `UnknownPartition`.
         """
         self.check_changeable()
         with self.flusher.lock, self.lock:
@@ -550,7 +561,7 @@ class Partition(Log):
         start = min(before.log_start_offset, offset)
         local = [segment for segment in kept if not segment.is_tiered]
         self._producers = self.snapshots.restore(local, start, offset, now_ms)
-        # Readers see the shorter log before its files are cut. A transaction whose marker is cut off is open again.
+        # Show readers the shorter log before its files are cut. A transaction whose marker is cut off is open again.
         self.state = before._replace(
             segments=tuple(kept),
             log_start_offset=start,
@@ -561,7 +572,7 @@ class Partition(Log):
         )
         # Segments are removed newest first, before the last kept one is cut: a crash at any step leaves no gap.
         for segment in reversed(dropped):
-            # Readers of the segment keep its descriptors.
+            # Readers of the segment still use its open descriptors.
             segment.hold_open()
             for path in segment.files:
                 self.disk.unlink(path)
@@ -570,7 +581,7 @@ class Partition(Log):
             kept[-1].truncate(cut, self.config, now_ms)
         self.flusher.lower_recovery_point(offset)
         self.epochs.truncate_from_end(offset)
-        # Raises the generation again: a text view that was made meanwhile may have shown bytes that were then cut.
+        # Raise the generation again: a text view made since the last raise may have shown bytes that are now cut off.
         self.publish(changes_text=True)
 
     # Dropping segments (kafka-storage 7).
@@ -578,11 +589,11 @@ class Partition(Log):
     def drop_oldest(self, count: int) -> Sequence[Segment]:
         """Drop the `count` oldest segments and return those dropped; their files stay for `file.delete.delay.ms`.
 
-        The caller has made the new log start offset durable. A segment that reaches above the log start is kept:
-        records may have been appended to it, or compaction may have merged others into it, since the caller counted.
-        A log that would lose all its segments gets an empty one at the log end. After an error, the segments whose
-        files were not renamed stay in the log; the others have left it. The objects of remote segments stay in the
-        bucket until `store/maintenance/remote_log_manager` deletes them.
+        The caller must first make the new log start offset durable. A segment that reaches above the log start is
+        kept: records may have been appended to it, or compaction may have merged others into it, since the caller
+        counted. A log that would lose all its segments gets an empty one at the log end. After an error, the segments
+        whose files were not renamed stay in the log; the others have left it. The objects of remote segments stay in
+        the bucket until `store/maintenance/remote_log_manager` deletes them.
         """
         self.check_changeable()
         self.views.pin()
@@ -610,15 +621,15 @@ class Partition(Log):
         return dropped
 
     def _sync_renames(self) -> None:
-        """Make the names of dropped files durable. Appends go on meanwhile; the caller holds `Flusher.lock`."""
+        """Make the renames of dropped files durable. Appends go on meanwhile. The caller must hold `Flusher.lock`."""
         try:
             self.disk.sync_directory(self.directory)
         except OSError as error:
             if error.errno in EXHAUSTED:
-                # The next flush tries again.
+                # The next flush syncs the directory.
                 self.flusher.note_new_files()
                 raise
-            raise self.fail("the names of dropped segments could not be synced", error) from error
+            raise self.fail("the renames of dropped segments could not be synced", error) from error
 
     def release_local(self, copies: Sequence[Segment]) -> Sequence[Segment]:
         """Replace the oldest local segments by `copies`, which are in an object store, and drop the local files.
@@ -652,7 +663,7 @@ class Partition(Log):
         return dropped
 
     def detach_remote(self) -> None:
-        """Drop the segments that are only in an object store. All of them must lie below the log start offset."""
+        """Drop the segments that are only in an object store. All of these must lie below the log start offset."""
         self.views.pin()
         with self.flusher.lock, self.lock:
             if self.segments[0].is_tiered:
@@ -669,10 +680,10 @@ class Partition(Log):
     def replace(self, old: Sequence[Segment], new: Segment, check: Callable[[], None]) -> None:
         """Replace the adjacent segments `old` by `new`, which compaction has made of them.
 
-        The files of `new` are durable and end in `.cleaned`. Uses Kafka's renames (kafka-storage 8.8): after a crash,
-        recovery drops `new` if a file of it still ends in `.cleaned`, and otherwise finishes the replacement. `check`
-        is called first, under `Flusher.lock`; it raises if the old segments have changed since `new` was made. Raises
-        `PartitionFailed` if a rename or a sync fails.
+        The files of `new` must be durable and their names end in `.cleaned`. Uses Kafka's renames (kafka-storage
+        8.8): after a crash, recovery drops `new` if one of its files still ends in `.cleaned`, and otherwise finishes
+        the replacement. `check` is called first, under `Flusher.lock`; it must raise an error if the old segments
+        have changed since `new` was made. Raises `PartitionFailed` if a rename or a sync fails.
         """
         self.views.pin()
         # While this lock is held, nothing else changes sealed segments. Appends go on while the renames are synced.
@@ -680,7 +691,7 @@ class Partition(Log):
             check()
             try:
                 new.rename_suffix(names.SWAP)
-                # Synced before an old file is renamed: otherwise a power cut could leave neither the old nor the new.
+                # Sync before an old file is renamed: otherwise a power cut could leave neither old nor new files.
                 self.disk.sync_directory(self.directory)
                 with self.lock:
                     due_ms = self._clock() + self.config.file_delete_delay_ms
@@ -701,7 +712,7 @@ class Partition(Log):
         """Let the partition continue with `segments`, durable copies of all its local segments; return the old ones.
 
         The copies are in `directory` on `disk`, which also has producer snapshots at the offsets `snapshots`. The
-        result includes segments that were dropped earlier and that readers still hold. The caller holds
+        result includes segments that were dropped earlier but whose files still exist. The caller must hold
         `Flusher.lock` and `lock`.
         """
         local = self.local_segments
@@ -717,7 +728,7 @@ class Partition(Log):
     def rename_directory(self, directory: Path) -> None:
         """Rename the partition's directory to `directory`.
 
-        Readers of this log find its files there, even if a new partition then takes the old name.
+        Readers of this log find its files in the renamed directory, even if a new partition takes the old name.
         """
         with self.disk.naming:
             self.disk.rename_unsynced(self.directory, directory)
@@ -728,7 +739,7 @@ class Partition(Log):
     def remove_dropped(self, now_ms: int) -> int:
         """Unlink the files of dropped segments whose delay has passed and that no reader holds.
 
-        Returns the number of those segments.
+        Returns the number of segments whose files were unlinked.
         """
         if self._dropped.are_due(now_ms):
             self.views.pin()
@@ -739,5 +750,5 @@ class Partition(Log):
 def writable(log: Log) -> Partition:
     """Return `log` as a `Partition`, which can be changed. Raises `NotWritable` if the store is open read-only."""
     if not isinstance(log, Partition):
-        raise NotWritable(f"{log.directory}: the store is open read-only")
+        raise NotWritable(f"{log.directory}: cannot be changed: the store is open read-only")
     return log

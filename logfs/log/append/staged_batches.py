@@ -1,8 +1,8 @@
-"""Batches that are staged in files of a partition directory, and how a decided commit puts them into the log.
+"""Staged batches: batches in separate files of a partition directory, which a commit appends to the log.
 
-Staged batches are complete, with base offsets from 0 on. A commit rewrites only header fields that no CRC
-covers: staged batches of 3 and 2 records have the base offsets 0 and 3, and get 100 and 103 in a log that ends at
-100. A `StagedAppend` writes the batches after the log end, where they are invisible. It then publishes all of them at
+Staged batches are complete, with base offsets from 0 on. A commit rewrites only fields of their headers: staged
+batches of 3 and 2 records have the base offsets 0 and 3, and get 100 and 103 in a log that ends at 100. A
+`StagedAppend` writes the batches after the log end, where they are invisible. It then makes all of them visible at
 once: it moves the end of the active segment, or adds new segments to the log. The header of the first batch is
 written last; until then, the log ends before that batch for processes that read the files. The store decides when
 the commit takes place.
@@ -47,10 +47,13 @@ if TYPE_CHECKING:
 
 
 class StagedWriter:
-    """Writes complete batches to a file in a partition directory. A commit can name the file once it is closed."""
+    """Writes complete batches to a new file in a partition directory, for a later commit.
+
+    After `close`, the file can be part of a commit.
+    """
 
     def __init__(self, disk: Disk, directory: Path, writer: str, sequence: int) -> None:
-        """Create the file in a partition directory. Raises `FileNotFoundError` if there is no such directory.
+        """Create the file in the partition directory. Raises `FileNotFoundError` if there is no such directory.
 
         `writer` is the name of the writer that will commit the file, and `sequence` the number of its commit.
         """
@@ -85,9 +88,9 @@ class StagedWriter:
 
 
 def read_staged(disk: Disk, directory: Path, staged: StagedFile) -> Iterator[ScannedBatches]:
-    """Yield the batches of the file that `staged` describes, in runs.
+    """Yield the batches of the file that `staged` describes, many at a time.
 
-    Raises `Corrupt` if the file does not match its description, and `FileNotFoundError` if it is missing.
+    Raises `Corrupt` if the file does not match its description, and `FileNotFoundError` if the file is missing.
     """
     file = disk.open(directory / staged.name)
     try:
@@ -98,15 +101,15 @@ def read_staged(disk: Disk, directory: Path, staged: StagedFile) -> Iterator[Sca
             )
             if not len(found.rows):
                 raise Corrupt(
-                    f"{file.path}: no valid batch at byte {position}: the file is damaged"
+                    f"{file.path}: the file is damaged: it has no valid batch at byte {position}"
                 )
             yield found
             position, offset = end, found.next_offset
         size_bytes = disk.size(file)
         if offset != staged.record_count or size_bytes != staged.size_bytes:
             raise Corrupt(
-                f"{file.path}: has {offset} records in {size_bytes} bytes, but {staged.record_count} in "
-                f"{staged.size_bytes} were staged: the file is damaged"
+                f"{file.path}: the file is damaged: it has {offset} records in {size_bytes} bytes, but "
+                f"{staged.record_count} records in {staged.size_bytes} bytes were staged"
             )
     finally:
         file.close()
@@ -129,10 +132,10 @@ def measure_staged(
     *,
     skip: int = 0,
 ) -> StagedSize:
-    """Read staged files in a partition directory, and return the size of all but the first `skip` batches.
+    """Read staged files in a partition directory, and return the total size of all but the first `skip` batches.
 
-    If `checked_for` has the topic's settings, each batch must pass `check_staged` at the time `now_ms`: raises its
-    `RecordTooLarge` or `InvalidRecord`. Also raises the errors of `read_staged`.
+    If `checked_for` (the topic's settings) is given, calls `check_staged` for each batch, with the time `now_ms`.
+    Raises the errors of `read_staged` and `check_staged`.
     """
     columns = (SIZE, SPAN_COUNT, MAX_TIMESTAMP)
     found = [np.empty((0, 3), np.int64)]
@@ -147,10 +150,10 @@ def measure_staged(
 
 
 def final_batches(disk: Disk, directory: Path, part: CommitPart) -> Iterator[ScannedBatches]:
-    """Yield, in runs, the batches of `part` (of a commit, for one partition) as the log will have them.
+    """Yield the batches of `part`, the part of a commit for one partition, as the log will have them.
 
-    The first `part.skip` batches are left out. Offsets, leader epoch and, for LogAppendTime, timestamps are set. The
-    `position` of each run is 0. Raises the errors of `read_staged`.
+    The first `part.skip` batches are left out. Offsets, leader epoch and, for LogAppendTime, timestamps are set. Each
+    yielded item has many batches, and its `position` is 0. Raises the errors of `read_staged`.
     """
     offset, skip = part.base_offset, part.skip
     for staged in part.files:
@@ -178,25 +181,28 @@ def final_batches(disk: Disk, directory: Path, part: CommitPart) -> Iterator[Sca
 
 
 class _SegmentRun:
-    """The batches of a commit in one segment, bytes [start, end) of its file. The first header is written last."""
+    """The batches of a commit that go into one segment: the bytes [start, end) of its .log file.
+
+    `header` is the header of the first batch, which is written last.
+    """
 
     def __init__(self, segment: Segment, position: int) -> None:
         self.segment = segment
         self.start = position
         self.end = position
         self.header = b""
-        # The batches without their bytes, which may be more than fit into memory.
+        # The batches without their bytes, because all the bytes may not fit into memory.
         self.batches: list[ScannedBatches] = []
 
 
 class StagedAppend:
     """Appends staged batches to a partition: call `write`, then `publish` or `undo`.
 
-    The caller holds `Flusher.lock` and the partition's `lock`.
+    The caller must hold `Flusher.lock` and the partition's `lock`.
     """
 
     def __init__(self, partition: Partition, part: CommitPart, size: StagedSize) -> None:
-        """Prepare the append of `part`, whose place is the log end; `size` is that of all batches to append."""
+        """Prepare to append `part`, whose place must be the log end; `size` is the total size of its batches."""
         self.partition = partition
         self.part = part
         self._size = size
@@ -224,10 +230,10 @@ class StagedAppend:
             partition.disk.sync_directory(partition.directory)
 
     def _how_many_fit(self, batches: ScannedBatches) -> int:
-        """Return how many of `batches` go into the last run: all that fit, but at least one into an empty segment."""
+        """Return how many of `batches` go into the last segment: all that fit, but at least one if it is empty."""
         run = self._runs[-1]
         if run.start:
-            # `assign_place` has checked that all of these batches fit in the segment.
+            # The segment had batches before: `assign_place` has checked that all batches of the commit fit in it.
             return len(batches.rows)
         writer = run.segment.writer
         assert writer is not None, "assign_place and _begin activate the segment"
@@ -241,7 +247,7 @@ class StagedAppend:
         segment.begin(self._config, self.partition.now_ms())
 
     def _put(self, batches: ScannedBatches) -> None:
-        """Write batches, whose text sizes are known (`measured`), at the end of the last run."""
+        """Write batches at the end of the last run. Their text sizes must be known (`ScannedBatches.measured`)."""
         run = self._runs[-1]
         start = int(batches.rows[0, POSITION])
         part = batches.data[start : batches.end]
@@ -253,10 +259,14 @@ class StagedAppend:
         run.end += len(part)
 
     def _seal(self, next_base: int) -> None:
-        """Write the first header of the last run and seal its segment: sealed files are complete. Begin the next."""
+        """Write the first header of the last run, seal the run's segment, and begin the next segment.
+
+        The header is written now because the file of a sealed segment must be complete.
+        """
         run = self._runs[-1]
         if run.segment is self.partition.active:
-            # Readers of the empty active segment must see nothing in it before all later segments are written.
+            # Use a copy of the active segment, which is empty: its readers must see nothing in it before all later
+            # segments are written.
             run.segment = run.segment.detached()
         self._complete()
         run.segment.seal(next_base)
@@ -310,7 +320,7 @@ class StagedAppend:
         partition.note_appended(size.record_count, size.size_bytes, self._config, now_ms)
         partition.publish(segments=segments, last_timestamp=timestamp)
         if active not in segments:
-            # Text views that have reached the empty segment continue with the segment that has replaced it.
+            # Text views that have reached the empty active segment continue with the segment that has replaced it.
             active.next_base = active.base_offset
 
 
@@ -320,7 +330,8 @@ def assign_place(
     """Return `part` with its place (the log end), its leader epoch and, for LogAppendTime, its append time.
 
     The place (`base_offset`, `segment`, `position`) is that of the first batch to be written: the first `part.skip`
-    batches are in the log already. `size` is that of the others. The caller holds the locks of the partition.
+    batches are in the log already. `size` is the total size of the other batches. The caller must hold
+    `Flusher.lock` and the partition's `lock`.
     """
     active, config = partition.active, partition.config
     writer = partition.writer(config)
@@ -342,20 +353,21 @@ def assign_place(
     )
 
 
-# After a crash, before the partition is opened: how much of a commit is in its files.
+# The functions below find out how much of a commit is in the files of a partition, after a crash and before the
+# partition is opened.
 
 
 def reconcile(disk: Disk, directory: Path, part: CommitPart) -> tuple[CommitPart, bool]:
-    """Compare a part with the files of its partition; return the new part, and whether to write it at its place.
+    """Compare `part`, the part of a commit for one partition, with the .log files of the partition.
 
-    There are three cases:
+    Returns an updated part, and whether to write its batches at the place that was assigned to it. The cases are:
 
-    - All batches of the part are in the log, or the first segment now begins above its place: returns the part as
-      `done`, and False.
-    - Batches of another writer are at or after its place: changes no file, and returns the part with `skip` set to
+    - All batches of the part are in the log, or the log now begins above the place: returns the part with `done` set,
+      and False.
+    - Batches of another writer are at or after the place: changes no file, and returns the part with `skip` set to
       the number of its batches that are in the log, and False.
-    - Nothing is at or after its place, except perhaps batches of the part that a crash has left, whole or cut short:
-      on a writable disk, cuts these off. Returns the part as it is, and True.
+    - Nothing is at or after the place, except perhaps batches of the part that a crash has left, whole or cut short:
+      on a writable disk, cuts these off. Returns the part unchanged, and True.
 
     Raises `Corrupt` if a staged file does not match its description or if the place is within an existing batch,
     `FileNotFoundError` if a staged file is missing, and `OSError`.
@@ -387,7 +399,7 @@ def reconcile(disk: Disk, directory: Path, part: CommitPart) -> tuple[CommitPart
 
 
 class _ExistingBatches:
-    """The .log files from a part's place on, and how many batches of the part they have."""
+    """The .log files from the place of a commit's part on; counts how many batches of the part they have."""
 
     def __init__(self, disk: Disk, directory: Path, bases: Sequence[int], part: CommitPart) -> None:
         self._disk = disk
@@ -400,7 +412,7 @@ class _ExistingBatches:
         self.differs = False
 
     def compare(self, offset: int, batch: memoryview) -> None:
-        """Compare the next batch with the files, unless one before it differed."""
+        """Compare the next batch of the part with the files, unless an earlier batch differed."""
         if self.differs:
             return
         segment = self._segments.get(self._base)
@@ -416,7 +428,10 @@ class _ExistingBatches:
         self._next_offset = parse_header(batch).next_offset
 
     def has_others(self, ours: set[tuple[int, int]]) -> bool:
-        """Return whether a batch that is not in `ours`, pairs (offset, CRC), follows the batches that matched."""
+        """Return whether the batches that matched are followed by a batch of another writer.
+
+        `ours` has the pair (offset, CRC) of each batch of the part.
+        """
         for base, segment in self._segments.items():
             if base < self._base:
                 continue
@@ -432,7 +447,7 @@ class _ExistingBatches:
         return False
 
     def check_place(self, part: CommitPart) -> None:
-        """Raise `Corrupt` if the part's place is within an existing batch: the place was assigned for another log."""
+        """Raise `Corrupt` if the part's place is within a batch, which means that it was assigned for another log."""
         segment = self._segments.get(part.segment)
         if segment is None:
             return
@@ -445,11 +460,11 @@ class _ExistingBatches:
             ):
                 raise Corrupt(
                     f"{segment.path}: a commit would begin at byte {part.position}, which is within a batch; "
-                    "restore the log and logfs-commits from the same copy"
+                    "restore the log and the file logfs-commits from the same copy"
                 )
 
     def cut(self, part: CommitPart) -> None:
-        """Cut off everything from the place where the part begins."""
+        """Cut off everything at and after the part's place."""
         for base, segment in reversed(self._segments.items()):
             if base > part.segment:
                 segment.discard()

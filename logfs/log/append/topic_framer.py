@@ -1,7 +1,7 @@
-"""Framing for a topic: the lines and envelopes of one file handle go to the partitions that Kafka's producer chooses.
+"""Cuts the writes to a topic into lines or envelopes, and appends each to a partition, chosen as by Kafka's producer.
 
-A record with a key goes to the partition of the key's hash. Records without a key go to one partition until they have
-filled a batch there, and then to another one, chosen at random (KIP-480, KIP-794).
+The hash of a record's key selects the partition. Records without a key go to one partition until they have filled a
+batch, and then to another partition, chosen at random (KIP-480, KIP-794).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _HEADER_BYTES = 10
 
 
 class Partitioner:
-    """Chooses the partition of each record, as Kafka's default partitioner does. Each writer has its own."""
+    """Chooses the partition of each record like Kafka's default partitioner. Each writer must have its own."""
 
     def __init__(self, count: int, choose: Callable[[int], int] = random.randrange) -> None:
         """Choose among `count` partitions; `choose(count)` returns one of them at random."""
@@ -60,7 +60,10 @@ class Partitioner:
 
 
 def check_partitions(topic: str, partitions: Sequence[Log]) -> None:
-    """Raise `UnknownPartition` unless `partitions` are numbered from 0 without a gap, as the hash of keys needs."""
+    """Raise `UnknownPartition` unless `partitions` are numbered from 0 without a gap.
+
+    The hash of a key selects one of these numbers.
+    """
     if not partitions:
         raise UnknownPartition(f"{topic}: no such topic; 'logfs create' creates its partitions")
     for number, partition in enumerate(partitions):
@@ -88,7 +91,8 @@ class TopicLineFramer(LineFramer):
             # Append up to the end of the line that fills the partitioner's batch.
             end = lines.find(b"\n", position + self._partitioner.left - 1) + 1 or len(lines)
             if end < len(lines):
-                # Another partition follows. A call repeated after `WouldBlock` must not have appended to this one.
+                # Later lines go to another partition. Raise `WouldBlock` before anything is appended, because the
+                # caller then repeats the whole call.
                 self.partition.check_may_block()
             done = self.partition.append_lines(lines[position:end])
             position += done.consumed
@@ -100,7 +104,7 @@ class TopicLineFramer(LineFramer):
 
 
 class TopicEnvelopeFramer(TopicLineFramer, EnvelopeFramer):
-    """An `EnvelopeFramer` whose records go to the partitions of a topic, those with a key by its hash.
+    """An `EnvelopeFramer` whose records go to the partitions of a topic; the hash of a key selects the partition.
 
     The records of one call are appended partition by partition. A record that the topic refuses ends the append:
     no later record is appended. After a disk error, records after the failed one may be in other partitions.
@@ -108,9 +112,10 @@ class TopicEnvelopeFramer(TopicLineFramer, EnvelopeFramer):
 
     def append(self, lines: bytes) -> AppendResult:
         if lines.find(b"\n") + 1 < len(lines):
-            # Records may go to several partitions. A call repeated after `WouldBlock` must have appended to none.
+            # Records may go to several partitions. Raise `WouldBlock` before anything is appended, because the caller
+            # then repeats the whole call.
             self.partition.check_may_block()
-        # Count in a copy: a call repeated after `WouldBlock` must not have counted its bytes.
+        # Count bytes in a copy: if this call raises `WouldBlock`, they are counted when the call is repeated.
         partitioner = copy(self._partitioner)
         waiting: dict[int, list[Record]] = {}
         count = done = position = 0
@@ -143,7 +148,10 @@ class TopicEnvelopeFramer(TopicLineFramer, EnvelopeFramer):
         return AppendResult(0, count - 1, done, refused)
 
     def _flush(self, waiting: dict[int, list[Record]]) -> int:
-        """Append and remove the records in `waiting`; return how many. Raises the first error of a partition."""
+        """Append the records in `waiting` and remove them from it; return their number.
+
+        Raises the first error of a partition.
+        """
         count = 0
         for number in sorted(waiting):
             records = waiting.pop(number)
@@ -155,7 +163,7 @@ class TopicEnvelopeFramer(TopicLineFramer, EnvelopeFramer):
 
 
 def _size(record: Record) -> int:
-    """Return an upper bound of the bytes of an encoded record."""
+    """Return an upper bound of the size in bytes of an encoded record."""
     headers = sum(
         len(name.encode("utf-8", "surrogateescape")) + len(value or b"") + _HEADER_BYTES
         for name, value in record.headers

@@ -55,7 +55,7 @@ def check_record(record: Record, config: LogConfig, now_ms: int) -> InvalidRecor
 def batch_format(config: LogConfig) -> BatchFormat:
     """Return the format of the batches that logfs builds for the topic.
 
-    With `compression.type=producer` they are not compressed, because lines arrive uncompressed.
+    With `compression.type=producer` the batches are not compressed, because lines arrive uncompressed.
     """
     codec = Codec[config.compression_type.upper()] if config.compresses else Codec.NONE
     levels = {
@@ -73,10 +73,10 @@ def batch_format(config: LogConfig) -> BatchFormat:
 
 
 def check_batch(batch: Batch, config: LogConfig, now_ms: int, *, trusted: bool) -> NewBatch:
-    """Check a producer's batch as a leader does, and convert it to the format that the topic requires.
+    """Check a producer's batch with the checks of a Kafka leader, and convert it to the format of the topic.
 
     `trusted` means that the batch comes from a group coordinator, and may have no sequence numbers. Raises `Corrupt`
-    for bytes that are no valid batch, `Unsupported` for an old format, `RecordTooLarge` and `InvalidRecord`.
+    for bytes that are not a valid batch, `Unsupported` for an old format, `RecordTooLarge` and `InvalidRecord`.
     """
     header = batch.header
     if header.magic != MAGIC:
@@ -98,18 +98,18 @@ def check_batch(batch: Batch, config: LogConfig, now_ms: int, *, trusted: bool) 
 def check_staged(batch: Batch, config: LogConfig, now_ms: int) -> None:
     """Raise an error for a staged batch that `check_batch` would refuse or would have to rebuild.
 
-    A batch with a producer id is refused, too. A staged batch was built for the topic's settings, and cannot be built
-    again. Raises `RecordTooLarge`, `InvalidRecord`, and `Corrupt` for malformed records.
+    A batch with a producer id is refused, too. A staged batch was built for the topic's settings, and a commit cannot
+    rebuild it. Raises `RecordTooLarge`, `InvalidRecord`, and `Corrupt` for malformed records.
     """
     header = batch.header
     _check_size(len(batch.data), config)
     _check_header(header._replace(base_offset=0), trusted=False)
     if header.producer_id >= 0:
-        raise InvalidRecord("a batch with a producer id: staged batches must not have one")
+        raise InvalidRecord("the batch has a producer id, which a staged batch must not have")
     codec = batch_format(config).codec
     if config.compression_type != "producer" and header.codec is not codec:
         raise InvalidRecord(
-            f"a batch with codec {header.codec.name.lower()}, but compression.type is "
+            f"the batch has codec {header.codec.name.lower()}, but compression.type is "
             f"{config.compression_type}: the setting was changed after staging; stage the batch again"
         )
     _check_columns(batch.columns(), config, now_ms)
@@ -125,9 +125,11 @@ def _check_size(size: int, config: LogConfig) -> None:
 
 
 def _check_header(header: Header, *, trusted: bool) -> None:
-    """Raise `InvalidRecord` for a header that cannot be that of a producer's batch."""
+    """Raise `InvalidRecord` for a header that a producer's batch cannot have."""
     if header.is_control:
-        raise InvalidRecord("a control batch: end a transaction with 'end_transaction'")
+        raise InvalidRecord(
+            "the batch is a control batch: end a transaction with 'end_transaction'"
+        )
     if header.base_offset != 0:
         raise InvalidRecord(f"base offset {header.base_offset} is not 0: the log assigns offsets")
     if not header.is_whole:
@@ -135,11 +137,11 @@ def _check_header(header: Header, *, trusted: bool) -> None:
             f"record count {header.record_count} differs from offset count {header.last_offset_delta + 1}"
         )
     if header.timestamp_type is TimestampType.LOG_APPEND_TIME:
-        raise InvalidRecord("timestamp type LogAppendTime: only the log sets it")
+        raise InvalidRecord("the batch has timestamp type LogAppendTime, which only the log sets")
     if header.delete_horizon_ms is not None:
-        raise InvalidRecord("a delete horizon: only the log cleaner sets one")
+        raise InvalidRecord("the batch has a delete horizon, which only the log cleaner sets")
     if header.is_transactional and header.producer_id < 0:
-        raise InvalidRecord("a transactional batch without a producer id")
+        raise InvalidRecord("the batch is transactional, but has no producer id")
     sequenced = header.base_sequence >= 0 or trusted
     if header.producer_id >= 0 and not (header.producer_epoch >= 0 and sequenced):
         raise InvalidRecord(
@@ -149,7 +151,7 @@ def _check_header(header: Header, *, trusted: bool) -> None:
 
 
 def _check_columns(decoded: Columns, config: LogConfig, now_ms: int) -> None:
-    """Raise the first error that `check_record` returns for a record of a batch."""
+    """Call `check_record` for the records of a batch, and raise the first error that it returns."""
     times = decoded.timestamps
     suspect = (times < NO_TIMESTAMP) | (now_ms - times > config.message_timestamp_before_max_ms)
     suspect |= times - now_ms > config.message_timestamp_after_max_ms

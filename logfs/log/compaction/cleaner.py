@@ -1,8 +1,8 @@
 """One round of compaction of one partition: keep the newest record of each key (kafka-storage 8.3 to 8.8).
 
 A round first notes the last offset of each key in the dirty part, in a map of bounded size. It then rewrites the log
-from its start up to the end of the map, several segments into one. Each new segment replaces its old segments by
-renames, which recovery can finish or undo at any point. Readers and appends go on meanwhile.
+from its start up to the last offset that the map covers, several segments into one. Each new segment replaces its old
+segments by renames, which recovery can finish or undo at any point. Readers and appends go on meanwhile.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def clean(
     spend: Spend = lambda _: None,
     begin: Callable[[str], None] = lambda _: None,
 ) -> Cleaned:
-    """Run one round of compaction: note the newest offset of each key in the part `dirty`, then rewrite the log.
+    """Run one round of compaction: note the newest offset of each key in `dirty`, then rewrite the log.
 
     The map of keys takes at most `memory_bytes`, of which the share `load_factor` is used. If the map fills up, the
     round cleans the log only up to the last offset in the map.
@@ -73,7 +73,7 @@ class _Round:
         partition, limit = self.partition, self.dirty.first_uncleanable
         self.config = partition.config
         if partition.recovery_point < limit:
-            # A record that is only in the page cache must not replace a durable record.
+            # A durable record must not be dropped in favour of a newer one that is only in the page cache.
             partition.flush()
         self.segments = [each for each in partition.segments if each.base_offset < limit]
         self.contents = {segment: segment.content for segment in self.segments}
@@ -84,7 +84,8 @@ class _Round:
         except (CleaningAborted, PartitionFailed):
             raise
         except (LogfsError, OSError):
-            # If the log was changed or deleted meanwhile, its files may be missing or cut: raise `CleaningAborted`.
+            # The files may be missing or cut because the log was changed or deleted: `_check` then raises
+            # `CleaningAborted` instead of this error.
             self._check(self.segments)
             raise
 
@@ -115,14 +116,19 @@ class _Round:
     def _check(self, segments: Sequence[Segment]) -> None:
         """Raise `CleaningAborted` unless the segments are unchanged since the round began, and still in the log."""
         if any(segment.content is not self.contents[segment] for segment in segments):
-            raise CleaningAborted(f"{self.partition.directory}: was truncated while it was cleaned")
+            raise CleaningAborted(
+                f"{self.partition.directory}: was truncated while it was compacted"
+            )
         if not self.partition.holds(segments):
             raise CleaningAborted(
-                f"{self.partition.directory}: was changed, closed or deleted while it was cleaned"
+                f"{self.partition.directory}: was changed, closed or deleted while it was compacted"
             )
 
     def _read(self, segment: Segment) -> Iterator[ScannedBatches]:
-        """Yield all batches of a segment. Raises `Corrupt` at damage, `CleaningAborted`, and `Unsupported`."""
+        """Yield all batches of a segment.
+
+        Raises `Corrupt` for damage, `Unsupported` for messages of an old format, and the error of `_check`.
+        """
         for found in batch_scanner.scan_segment(segment, 0, segment.base_offset):
             self._check([segment])
             if isinstance(found, Damage):
@@ -135,13 +141,14 @@ class _Round:
             self.spend(len(found.data))
             yield found
 
-    # The map (kafka-storage 8.3).
+    # Filling the map of keys (kafka-storage 8.3).
 
     def _fill(self) -> int:
-        """Note the keys of the dirty part, and return the offset up to which the map is complete."""
+        """Put the keys of the dirty part into the map, and return the offset below which the map is complete."""
         transactions = self._transactions()
         known = self.known
-        # Set even if nothing is dirty: the round still drops tombstones up to here whose delete horizon has passed.
+        # Set this even if nothing is dirty: the round still drops tombstones up to this offset if their delete
+        # horizon has passed.
         known.latest_offset = self.dirty.first_dirty - 1
         for segment in self.segments:
             if segment.next_offset <= self.dirty.first_dirty:
@@ -153,7 +160,7 @@ class _Round:
         return known.latest_offset + 1
 
     def _put(self, scanned: ScannedBatches, transactions: CleanedTransactions) -> bool:
-        """Note the keys of a run of batches, and return whether all of them fitted into the map."""
+        """Put the keys of a run of batches into the map, and return whether all of them fitted."""
         rows = scanned.rows
         first_dirty = self.dirty.first_dirty
         wanted = ~transactions.discarded(scanned) & (rows[:, ATTRIBUTES] & CONTROL_BIT == 0)
@@ -167,7 +174,7 @@ class _Round:
                 return False
         return True
 
-    # The new segments (kafka-storage 8.5 to 8.8).
+    # Writing the new segments (kafka-storage 8.5 to 8.8).
 
     def _clean_group(self, group: Sequence[Segment], record_filter: RecordFilter) -> Segment:
         partition, transactions = self.partition, record_filter.transactions
@@ -190,10 +197,10 @@ class _Round:
             partition.replace(group, new, lambda: self._check(group))
             self.segments = self.segments[len(group) :]
         except PartitionFailed:
-            # Files may have their new names already: recovery finishes or undoes the renames.
+            # Keep the new files, some of which may be renamed already: recovery finishes or undoes the renames.
             raise
         except BaseException:
-            # Once the renames have begun, the new files must stay: recovery finishes the renames here too.
+            # Remove the new files only if the renames have not begun: otherwise recovery finishes the renames.
             if new.path.suffix == names.CLEANED:
                 new.discard()
             raise
@@ -208,7 +215,9 @@ class _Round:
                 for left in record_filter.apply(scanned):
                     length = memoryview(left).nbytes
                     if size + length > names.MAX_SEGMENT_BYTES:
-                        raise Unsupported(f"{new.path}: would exceed 2 GiB; lower segment.bytes")
+                        raise Unsupported(
+                            f"{new.path}: the compacted segment would exceed 2 GiB; lower segment.bytes"
+                        )
                     if length:
                         disk.write(file, size, left)
                         self.spend(length)
@@ -230,7 +239,9 @@ class _Round:
 def groups(
     segments: Sequence[Segment], config: LogConfig, first_uncleanable: int
 ) -> Iterator[list[Segment]]:
-    """Yield groups of adjacent segments, each to become one segment within the topic's limits (kafka-storage 8.4).
+    """Yield groups of adjacent segments. Each group can become one segment within the topic's limits.
+
+    The rules are those of kafka-storage 8.4.
 
     `first_uncleanable` is an offset at or after the end of the last of `segments`.
     """
@@ -251,6 +262,6 @@ def groups(
 
 
 def _sizes(segment: Segment) -> tuple[int, int, int]:
-    """Return the bytes of the .log file, and of the entries of the offset index and the time index."""
+    """Return the sizes in bytes of the .log file, the offset index and the time index, without unused space."""
     offset_index, time_index, _ = segment.indexes
     return segment.size_bytes, offset_index.size_bytes, time_index.size_bytes

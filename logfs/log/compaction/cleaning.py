@@ -1,4 +1,7 @@
-"""Arguments and results of a round of compaction, without the slow import of `cleaner`, which runs it."""
+"""The arguments and results of a round of compaction.
+
+They are not in `cleaner`, which runs the round, because its import is slow.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,16 @@ from logfs.errors import LogfsError
 
 
 class CleaningAborted(LogfsError):
-    """The round has ended early, because the log was changed, closed or deleted meanwhile.
+    """Raised if a round of compaction ends early, because the log was changed, closed or deleted meanwhile.
 
-    The segments that the round had replaced before stay replaced; it changes no other segments.
+    Segments that the round has already replaced stay replaced; all other segments are unchanged.
     """
 
 
 class Dirty(NamedTuple):
     """The part of a log whose keys a round of compaction notes: offsets [first_dirty, first_uncleanable).
 
-    `first_uncleanable` is the base offset of a segment. The round leaves that segment and all later ones alone, even
+    `first_uncleanable` is the base offset of a segment. The round does not change that segment and later ones, even
     if `first_dirty` is above `first_uncleanable`.
     """
 
@@ -26,10 +29,10 @@ class Dirty(NamedTuple):
 
 
 class Cleaned(NamedTuple):
-    """The result of a round: the log is clean below the offset `first_dirty`.
+    """The result of a round of compaction: the log is clean below the offset `first_dirty`.
 
-    The bytes (of .log files) and the numbers of segments are those of the cleaned part, before and after the round.
-    `map_share` is how full the map of keys was, from 0 to 1.
+    The other fields except `map_share` are the bytes of .log files and the numbers of segments of the clean part,
+    before and after the round. `map_share` is how full the map of keys was, from 0 to 1.
     """
 
     first_dirty: int

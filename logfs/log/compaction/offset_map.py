@@ -33,9 +33,9 @@ class OffsetMap:
     def __init__(self, memory_bytes: int, load_factor: float, most_keys: int) -> None:
         """Make an empty map of at most `memory_bytes`; it is full when the share `load_factor` of its slots is used.
 
-        It always has room for one key, and takes no more memory than `most_keys` keys need. Hashes are spread over
-        the whole table and numpy allocates it in huge pages, so a few dozen keys would otherwise touch most of the
-        128 MiB that a round may take.
+        The map always has room for one key, and takes no more memory than `most_keys` keys need. Without this limit,
+        a few dozen keys would use most of the 128 MiB that a round may take, because the hashes are spread over the
+        whole table and numpy allocates it in huge pages.
         """
         self.room = max(memory_bytes // SLOT_BYTES, 2)
         count = min(self.room, int(most_keys / max(load_factor, 1 / self.room)) + 2)
@@ -53,10 +53,10 @@ class OffsetMap:
         return self._used / self.room
 
     def put(self, data: NDArray[np.uint8], spans: NDArray[np.int64], first_offset: int) -> int:
-        """Put the keys of the records at or above `first_offset`, and return how many batches were put completely.
+        """Put the keys of records at or above `first_offset` into the map. Return how many batches were completed.
 
         `data` and `spans` are those of `PlainBatches`. If the map becomes full, the call stops at the first key that
-        does not fit. Raises `Corrupt` for records that break the format.
+        does not fit. Raises `Corrupt` for malformed records.
         """
         done, self._used, latest, outcome = compaction_kernels.put_keys(
             data,

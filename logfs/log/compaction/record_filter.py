@@ -56,8 +56,8 @@ class CleanedTransactions:
     """The state of all transactions during a pass over a log (Kafka's CleanedTransactionMetadata).
 
     `aborted` has the entries of all transaction indexes of the log, also of segments before the pass. `kept` has the
-    aborted transactions whose markers stay, for the transaction index of the new segment. The caller clears `kept`
-    before each new segment.
+    aborted transactions whose markers stay, for the transaction index of the new segment. The caller must clear
+    `kept` before each new segment.
     """
 
     def __init__(self, aborted: Iterable[AbortedTransaction]) -> None:
@@ -91,7 +91,7 @@ class CleanedTransactions:
 
     def _is_aborted(self, producer_id: int, last_offset: int) -> bool:
         found = self._open_aborted.get(producer_id)
-        # `found` may be a transaction that ended before the pass: its marker is in an earlier segment.
+        # `found` may have ended before this batch, by a marker in a segment before the pass.
         if found is None or found[0].last_offset <= last_offset:
             self._open_committed.add(producer_id)
             return False
@@ -136,10 +136,10 @@ class RecordFilter:
         self._last_offsets = np.array([last for last, _ in self.producers.values()], np.int64)
 
     def apply(self, scanned: ScannedBatches) -> Iterator[Buffer]:
-        """Yield the bytes of the new .log file for a run of batches, in file order.
+        """Yield the bytes that the new .log file gets for a run of batches, in file order.
 
-        Call it once for each run of the log, by ascending offset. Raises `Corrupt` for a batch that cannot be
-        decoded.
+        The caller must call this for all runs of batches in the log, by ascending offset. Raises `Corrupt` for a
+        batch that cannot be decoded.
         """
         # First, the headers of the batches decide by which rule their records are kept.
         attributes = scanned.rows[:, ATTRIBUTES]
@@ -187,8 +187,8 @@ class RecordFilter:
     def _retained(self, scanned: ScannedBatches, control: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Return bool[rows]: True for batches that keep at least their header.
 
-        These are the batch whose next offset is `first_uncleanable`, the batch with a producer's last offset and, for
-        a producer without a last offset, the markers of its epoch.
+        These are: the batch whose next offset is `first_uncleanable`; the batch that ends with a producer's last
+        offset; and, for a producer without a last offset, the transaction markers with its current epoch.
         """
         rows = scanned.rows
         retained: NDArray[np.bool_] = rows[:, NEXT_OFFSET] == self.first_uncleanable
@@ -226,7 +226,7 @@ class RecordFilter:
             return _packed(batch, part, base, keep, int(kept[0]))
         copied = actions == compaction_kernels.COPIED
         if copied.all() and len(rows):
-            # Copy the run as it is: scanned batches follow each other without a gap in the file.
+            # Copy all bytes at once: scanned batches follow each other in the file without other bytes in between.
             return scanned.data[int(rows[0, POSITION]) : int(rows[-1, POSITION] + rows[-1, SIZE])]
         stays = actions != compaction_kernels.GONE
         size = int(rows[stays, SIZE].sum()) + compaction_kernels.GROWTH * int(kept.sum())
@@ -252,9 +252,9 @@ class RecordFilter:
 def _packed(
     batch: Batch, part: PlainBatches, base: int | None, keep: NDArray[np.uint8], kept: int
 ) -> bytearray:
-    """Return a compressed batch with the kept records only, compressed again at the codec's default level.
+    """Return a new batch with the kept records of a compressed batch, compressed at the codec's default level.
 
-    `base` is the delete horizon of the new batch (ms), None for none.
+    `base` is the delete horizon of the new batch (ms since the epoch), or None if it gets none.
     """
     header = batch.header
     attributes = header.attributes & _KEPT_BITS

@@ -14,7 +14,7 @@ from logfs.errors import InvalidStore
 _URL = re.compile(r"(s3|gs|az):/{1,2}[^/*]|file:(/|///)[^/]")
 _ANY_URL = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]+):/")
 
-# Characters that come before or after a user, a password or a query in a URL. Names of objects may have them, too.
+# In a URL, these characters come before or after a user, a password or a query. Names of objects may have them, too.
 _CREDENTIALS = re.compile(r"[@?#;:%\\].*", re.DOTALL)
 
 
@@ -68,7 +68,7 @@ def as_path(word: str | os.PathLike[str]) -> Path:
     return Path(word)
 
 
-# Cached, because each file of a directory asks for the directory's path: a lookup costs less than a new path.
+# Cached, because each file makes its path from its directory's: a lookup in the cache costs less than a new path.
 @functools.lru_cache(maxsize=1 << 12)
 def _of_text(text: str) -> Path:
     if _URL.match(text):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def cache_directory(kind: str) -> Path | None:
-    """Return the directory for caches of a kind, such as "text"; None if the user has no home directory."""
+    """Return the directory for one kind of cache, such as "text"; None if the user has no home directory."""
     home = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(home):
         home = os.path.expanduser("~/.cache")
@@ -26,10 +26,10 @@ def private_name(path: Path) -> Path:
 
 
 def remove_oldest(disk: Disk, home: Path, limit_bytes: int) -> None:
-    """Remove the files of a cache directory with the oldest mtimes, until at most `limit_bytes` are left."""
+    """Remove the files with the oldest mtimes from the directory `home`, until at most `limit_bytes` are left."""
     found = []
     for entry in disk.scan(home):
-        # Another process may remove files, too.
+        # Another process may have removed the file meanwhile.
         with suppress(FileNotFoundError):
             status = disk.stat(home / entry.name)
             if entry.is_file:

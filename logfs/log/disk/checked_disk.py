@@ -41,7 +41,8 @@ STORAGE_ERRORS = frozenset(
 class CheckedDisk(Disk):
     """A wrapper around the `Disk` of one log directory. After a storage error, file operations raise `LogDirFailed`.
 
-    Any thread may call any method. All other errors are those of the wrapped disk. Open descriptors stay open.
+    Any thread may call any method. Errors of the wrapped disk that are not storage errors are raised unchanged. Open
+    descriptors stay open.
     """
 
     def __init__(self, disk: Disk, log_dir: Path, failed: Callable[[], object]) -> None:
@@ -57,17 +58,21 @@ class CheckedDisk(Disk):
         self.naming = disk.naming
         self.flush_times = disk.flush_times
         self.is_disowned = False
-        # `_ended`: the error of changing calls after `end_changes`. `_changing`: the threads in a changing call.
+        # `_ended` is the error that calls which change something raise after `end_changes`. `_changing` has the
+        # threads that are in such a call.
         self._ended: LogDirFailed | None = None
         self._changing: set[int] = set()
         self._log_dir = log_dir
         self._failed = failed
 
     def fail(self, reason: object) -> LogDirFailed:
-        """Refuse every call from now on, and return the error that says why. Only the first call sets the reason."""
+        """Refuse every file operation from now on, and return the error that says why.
+
+        Later calls of `fail` return the same error, and their `reason` is ignored.
+        """
         if self.failure is None:
             is_read_only = isinstance(reason, OSError) and reason.errno == errno.EROFS
-            # The kernel may have made the filesystem read-only after an error of the disk.
+            # EROFS: the kernel may have made the filesystem read-only after an error of the disk.
             remedy = "make the filesystem writable" if is_read_only else "repair the disk"
             self.failure = LogDirFailed(
                 f"{self._log_dir}: the log directory is offline: {reason}; {remedy}, then close the store (or "
@@ -78,9 +83,9 @@ class CheckedDisk(Disk):
         return self.failure
 
     def disown(self, owner: int) -> None:
-        """In a forked child, refuse every call from now on: the parent process `owner` has the directory's lock."""
+        """Refuse every call from now on, in a forked child: the parent process `owner` has the directory's lock."""
         self.is_disowned = True
-        # The threads that held the lock, or changed something, do not exist in the child.
+        # Other threads of the parent, which may hold `naming` or be in a changing call, do not exist in the child.
         self.naming = make_rlock(Level.NAMING)
         self._changing.clear()
         if self.failure is None:
@@ -93,8 +98,8 @@ class CheckedDisk(Disk):
     def end_changes(self, wait_seconds: float) -> bool:
         """Refuse every call that changes something from now on, before the log directory's lock is released.
 
-        Waits up to `wait_seconds` for such calls of other threads that have begun, and returns whether all of them
-        have ended. Reads and fsyncs are still allowed.
+        Waits up to `wait_seconds` for such calls that other threads have already begun, and returns whether all of
+        them have ended. Reads and fsyncs are still allowed.
         """
         self._ended = LogDirFailed(
             f"{self._log_dir}: the store is closed, so nothing is written there; open it again"
@@ -114,7 +119,8 @@ class CheckedDisk(Disk):
         return iter(self.call(lambda: list(self.disk.scan(path))))
 
     def read(self, file: File, position: int, size: int) -> memoryview:
-        # The code of `call`, repeated here to save its cost: a lookup consists of little more than reads.
+        # This repeats the code of `call`, to save the cost of calling it: a lookup consists of little more than
+        # reads.
         if self.failure is not None:
             raise self.failure
         try:
@@ -129,9 +135,9 @@ class CheckedDisk(Disk):
         return opened
 
     def change(self, work: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        """Call `work`, which changes something, as `call` does. After `end_changes`, raise `LogDirFailed` instead."""
+        """Call `work`, which changes something, through `call`. Raises `LogDirFailed` after `end_changes`."""
         thread = threading.get_ident()
-        # Add the thread before the check: then `end_changes` waits for this call, or this call is refused.
+        # Add the thread before the check: `end_changes` then either waits for this call or makes it fail.
         self._changing.add(thread)
         try:
             if self._ended is not None:
@@ -160,7 +166,7 @@ class CheckedDisk(Disk):
 
 
 def _passed_on(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that runs the wrapped disk's method `name` in `call`, such as `CheckedDisk.change`."""
+    """Return a method that calls the wrapped disk's method `name` through `call`, such as `CheckedDisk.change`."""
 
     def method(self: CheckedDisk, *arguments: Any, **named: Any) -> Any:
         return call(self, getattr(self.disk, name), *arguments, **named)
@@ -169,7 +175,7 @@ def _passed_on(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _unchecked(_: CheckedDisk, work: Callable[..., Any], *arguments: Any) -> Any:
-    """Call `work`, which is allowed after a storage error, too."""
+    """Call `work`, even after a storage error."""
     return work(*arguments)
 
 

@@ -31,27 +31,28 @@ if TYPE_CHECKING:
 
     from logfs.errors import LogDirFailed
 
-# Errors of a full disk, quota or size limit, and of too many open files. They damage no data, so the partition may
-# continue.
+# The errors for a full disk, quota or file size limit, and for too many open files. They damage no data, so a
+# partition can still be used.
 EXHAUSTED = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE})
 # Too many open files: the call had no effect, and a later one may succeed.
 NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
 
-# The suffix of a file that is about to replace another.
+# The suffix of a temporary file that is to replace another file.
 TEMPORARY = ".tmp"
 # The modes of new files and directories: no access for other users, as Debian does for logs.
 DIRECTORY_MODE = 0o750
 FILE_MODE = 0o640
 
-# The limit of a small file. A checkpoint of a million partitions is shorter; a sparse file might not fit into memory.
+# The maximum size in bytes of a file that is read as a whole. A checkpoint of a million partitions is smaller; a
+# damaged (sparse) file might not fit into memory.
 _MOST_BYTES = 64 * 1024 * 1024
 
-# Changes at least this far apart get different mtimes: the clock of file timestamps advances in ticks of a few ms.
+# Changes that are at least this far apart get different mtimes: the clock for mtimes advances in steps of a few ms.
 _SETTLED_NS = 50_000_000
-# How many times a read is tried while files disappear. On a busy machine, it may happen many times in a row that
-# compaction removes the files before the read opens them.
+# How many times a read is tried if its files disappear. On a busy machine, compaction may remove the files many times
+# in a row before the read opens them.
 TRIES = 100
-# How long a thread that must not wait for the network waits for a lock, whose owner may wait for the network.
+# How long a thread that must not wait for the network waits for a lock. The lock's owner may wait for the network.
 _LOCK_SECONDS = 0.1
 _STANDARD_ERROR = 2
 
@@ -62,7 +63,7 @@ _waits = threading.local()
 class WouldBlock(Exception):
     """Raised instead of waiting, in a thread that must not wait: repeat the call in a worker thread.
 
-    With `on_network`, the call may wait for any length of time: for an object store, or for a lock.
+    With `on_network`, the repeated call may wait for any length of time: for an object store, or for a lock.
     """
 
     def __init__(self, *, on_network: bool = False) -> None:
@@ -71,9 +72,9 @@ class WouldBlock(Exception):
 
 
 def run_without_network(work: Callable[..., T], *arguments: Any) -> T:
-    """Call `work` and return its result. It may wait for the disk.
+    """Call `work`, which may wait for the disk, and return its result.
 
-    If it would wait for the network, or for a lock for more than 0.1 s, it raises `WouldBlock` with `on_network`.
+    Raises `WouldBlock` with `on_network` if `work` would wait for the network, or for a lock for more than 0.1 s.
     """
     _waits.on_disk_only = True
     try:
@@ -87,12 +88,12 @@ def _must_not_fetch() -> bool:
 
 
 class Gone(OffsetOutOfRange):
-    """A file that another process writes has left the log, or was cut, since the directory was listed."""
+    """Raised if a file of a log that another process writes was deleted or cut since the directory was listed."""
 
 
 @dataclass(slots=True, eq=False)
 class File:
-    """An open regular file. The descriptor survives an unlink of the name, and is closed with the object."""
+    """An open regular file, readable even after its name is removed. Deleting the object closes the descriptor."""
 
     path: Path
     fd: int
@@ -148,22 +149,22 @@ def _status(found: os.stat_result) -> Status:
 
 
 class Disk:
-    """Files and directories below a log directory. Raises `OSError` as the system does.
+    """Files and directories below a log directory. The methods raise the `OSError` of the system call.
 
     Any thread may call any method. `read`, `hold`, `check_may_block` and `check_may_fetch` can raise `WouldBlock` in
     the thread that called `forbid_blocking`. Within `run_without_network`, `hold` and `check_may_fetch` can raise it.
-    A `BucketDisk` can also raise it in methods that need a listing or an object.
+    In a `BucketDisk`, methods that need a listing or an object of the bucket can raise it, too.
     """
 
     writable = True
     # Whether the files are objects of a bucket: reading costs requests, and the objects never change.
     is_remote = False
-    # Why everything on this disk is offline: see `checked_disk`.
+    # The error because of which everything on this disk is offline, or None: see `checked_disk`.
     failure: LogDirFailed | None = None
 
     def __init__(self) -> None:
         self._loop_thread = -1
-        # Other disks that must not block in the same thread as this one (`share_blocking`).
+        # Other disks that must not block in the same thread as this disk (`share_blocking`).
         self._others: list[Disk] = []
         # Held while a file is opened by a name that may change, and while such a name is changed.
         self.naming = make_rlock(Level.NAMING)
@@ -171,7 +172,7 @@ class Disk:
         self.flush_times = LatencyHistogram()
 
     def forbid_blocking(self) -> None:
-        """From now on, a `read` in the calling thread raises `WouldBlock` rather than wait for the disk."""
+        """Let each later `read` in the calling thread raise `WouldBlock` instead of waiting for the disk."""
         self._set_loop_thread(threading.get_ident())
 
     def allow_blocking(self) -> None:
@@ -179,7 +180,7 @@ class Disk:
         self._set_loop_thread(-1)
 
     def share_blocking(self, other: Disk) -> None:
-        """Let `other` raise `WouldBlock` in the thread in which this disk does, now and later."""
+        """Apply `forbid_blocking` and `allow_blocking` of this disk to `other`, too, now and later."""
         self._others.append(other)
         other._set_loop_thread(self._loop_thread)
 
@@ -189,12 +190,12 @@ class Disk:
             other._set_loop_thread(thread)
 
     def check_may_block(self) -> None:
-        """Raise `WouldBlock` in the thread that called `forbid_blocking`. Call this before work that takes long."""
+        """Raise `WouldBlock` if the current thread has called `forbid_blocking`. Call this before long work."""
         if threading.get_ident() == self._loop_thread:
             raise WouldBlock
 
     def check_may_fetch(self) -> None:
-        """Raise `WouldBlock` in the thread that called `forbid_blocking`, and within `run_without_network`.
+        """Raise `WouldBlock` if the current thread has called `forbid_blocking` or is in `run_without_network`.
 
         Call this before each request to an object store, and before other waits that have no bound.
         """
@@ -205,7 +206,7 @@ class Disk:
     def hold(self, lock: threading.Lock | threading.RLock) -> Iterator[None]:
         """Hold `lock` during the `with` block.
 
-        If another thread has the lock, wait for it. Raises `WouldBlock` instead in the thread that called
+        Waits if another thread has the lock. Raises `WouldBlock` instead of waiting if the current thread has called
         `forbid_blocking`, and after 0.1 s within `run_without_network`.
         """
         if not lock.acquire(blocking=False):
@@ -221,22 +222,23 @@ class Disk:
         """Close the resources that reads keep open; called when a store is closed. Later reads open them again."""
 
     def read_afresh(self) -> None:
-        """Let all later reads bypass caches, as an audit needs. Does nothing here: a local disk has no such cache."""
+        """Let all later reads bypass caches, for an audit. This class has no such cache, so nothing changes."""
 
-    # Files.
+    # Methods for files.
 
     def open(self, path: Path, *, write: bool = False, create: bool = False) -> File:
         """Open a regular file for reading, with `write` for writing too. Raises `OSError` at once for any other file.
 
-        `create` makes a missing file, with mode 0640 less the umask. Other users read through the mount, whose mode
-        bits control their access, and not from these files.
+        `create` makes a missing file, with mode 0640 less the umask. Other users must not read these files: they read
+        through the mount, whose mode bits control their access.
         """
         flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         flags |= os.O_RDWR if write else os.O_RDONLY
         flags |= os.O_CREAT if create else 0
         fd = os.open(path, flags, FILE_MODE)
         if fd <= _STANDARD_ERROR:
-            # The process has closed a standard stream. Output of a library to this stream must not go into the file.
+            # The process has closed a standard stream, and the file has got its descriptor. Use another descriptor,
+            # so that output to the stream does not go into the file.
             fd, low = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _STANDARD_ERROR + 1), fd
             os.close(low)
         if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -255,18 +257,18 @@ class Disk:
         try:
             done = os.preadv(file.fd, [buffer], position, os.RWF_NOWAIT)
         except OSError as error:
-            # BlockingIOError: not in the page cache. EOPNOTSUPP: this filesystem cannot tell.
+            # EAGAIN: the bytes are not in the page cache. EOPNOTSUPP: the filesystem cannot tell whether they are.
             if error.errno in (errno.EAGAIN, errno.EOPNOTSUPP):
                 raise WouldBlock from None
             raise
         if done < size and position + done < os.fstat(file.fd).st_size:
             raise WouldBlock
-        # Read-only, as views of bytes are: the compiled kernels treat read-only and writable views as different
-        # types.
+        # Return a read-only view, like the views of bytes objects that other threads get: numba compiles a kernel
+        # separately for read-only and for writable views.
         return buffer[:done].toreadonly()
 
     def read_ahead(self, file: File, position: int, size: int) -> None:
-        """Have the kernel bring the bytes [position, position + size) into the page cache, without waiting for it.
+        """Ask the kernel to read [position, position + size) of a file into the page cache, without waiting.
 
         Ignores errors: the read that needs the bytes raises them.
         """
@@ -274,15 +276,24 @@ class Disk:
             os.posix_fadvise(file.fd, position, size, os.POSIX_FADV_WILLNEED)
 
     def fetch_again(self, file: File, start: int, end: int) -> bool:
-        """Fetch damaged bytes [start, end) of a file again, if it is remote; return whether they have changed."""
+        """Fetch the damaged bytes [start, end) of a remote file again, and return whether they have changed.
+
+        Returns False for a local file.
+        """
         return False
 
     def is_cut(self, file: File) -> bool:
-        """Whether a .log file has more bytes than `size` returns: its last batches are also in the next segment."""
+        """Whether `size` returns less than all bytes of a .log file, to leave out batches that the next segment has.
+
+        Always False for a local file.
+        """
         return False
 
     def described_end(self, file: File) -> tuple[int, int] | None:
-        """Return the offset after a .log file and its greatest timestamp (ms) if its bucket tells them, or None."""
+        """Return (the offset after the last record of a .log file, its greatest timestamp in ms) without reading it.
+
+        The bucket's description of the segment has both. Returns None if it has no description, or for a local file.
+        """
         return None
 
     def _read_fully(self, file: File, position: int, size: int) -> bytes:
@@ -297,7 +308,7 @@ class Disk:
         return b"".join(parts)
 
     def write(self, file: File, position: int, data: Buffer) -> None:
-        """Write all of `data` at `position`, or raise; after an error any part of it may be in the file."""
+        """Write all of `data` at `position`. After an `OSError`, any part of `data` may be in the file."""
         view = memoryview(data)
         done = os.pwrite(file.fd, view, position)
         while done < len(view):
@@ -332,7 +343,7 @@ class Disk:
         """Wait until all bytes that were written through the mapping are safe from a power cut."""
         mapping.flush()
 
-    # Names.
+    # Methods for names and directories.
 
     def rename(self, old: Path, new: Path) -> None:
         """Rename `old` to `new`, replacing a file of that name, and sync the directory of `new`."""
@@ -340,11 +351,11 @@ class Disk:
         self.sync_directory(new.parent)
 
     def rename_unsynced(self, old: Path, new: Path) -> None:
-        """Rename without a sync, as one of several renames; the caller syncs the directory after the last."""
+        """Rename `old` to `new` without a sync. The caller must sync the directory, after the last of its renames."""
         os.rename(old, new)
 
     def unlink(self, path: Path) -> None:
-        """Remove a file's name; a missing one is not an error."""
+        """Remove a file's name. A missing file is not an error."""
         path.unlink(missing_ok=True)
 
     def mkdir(self, path: Path, *, mode: int = DIRECTORY_MODE) -> None:
@@ -383,7 +394,7 @@ class Disk:
         return found.f_bavail * found.f_frsize
 
     def exists(self, path: Path) -> bool:
-        """Whether anything of that name exists, a dangling symlink included."""
+        """Whether anything exists at `path`, a dangling symlink included."""
         return os.path.lexists(path)
 
     def stat(self, path: Path, *, follow: bool = False) -> Status:
@@ -393,9 +404,10 @@ class Disk:
     def stat_settled(
         self, path: Path, since_ns: int | None = None, *, follow: bool = False
     ) -> tuple[Status, bool]:
-        """Return the status of a path, as `stat`, and whether every change after this call will alter the mtime.
+        """Return the status of a path, and whether every change after this call is sure to alter the mtime.
 
-        With `since_ns` (ns since the epoch), the second item is about every change after that time.
+        With `since_ns` (ns since the epoch), the second item is about every change after that time. `follow` is as in
+        `stat`.
         """
         since_ns = since_ns or time.time_ns()
         found = self.stat(path, follow=follow)
@@ -405,7 +417,7 @@ class Disk:
         """Set a file's modification time, in ms since the epoch."""
         os.utime(path, ns=(mtime_ms * 1_000_000, mtime_ms * 1_000_000))
 
-    # Small files.
+    # Methods for small files.
 
     def read_file(self, path: Path) -> bytes:
         """Return all bytes of a small regular file. Raises `Corrupt` for a file of more than 64 MiB."""
@@ -422,9 +434,10 @@ class Disk:
         return self._read_fully(file, 0, size)
 
     def replace_file(self, path: Path, data: bytes) -> None:
-        """Replace a small file atomically and durably: `.tmp`, fsync, rename, fsync of the directory.
+        """Replace a small file atomically and durably.
 
-        This is Kafka's own procedure (kafka-storage 1.4), so a crash leaves the old content or the new.
+        Kafka uses the same steps: write a `.tmp` file, fsync, rename, fsync of the directory (kafka-storage 1.4). A
+        crash leaves the old content or the new.
         """
         self.put_file(path, data, sync=True)
         self.sync_directory(path.parent)
@@ -432,8 +445,8 @@ class Disk:
     def put_file(self, path: Path, data: bytes, *, sync: bool) -> None:
         """Replace a small file by writing a `.tmp` file and renaming it.
 
-        A killed process leaves the old content or the new; with `sync`, so does a power cut. The caller syncs the
-        directory.
+        A killed process leaves the old content or the new; with `sync`, so does a power cut. The caller must sync the
+        directory to make the new content durable.
         """
         with self.replacing(path, path.with_name(path.name + TEMPORARY)) as file:
             self.write(file, 0, data)
@@ -444,7 +457,7 @@ class Disk:
     def replacing(self, path: Path, temporary: Path) -> Iterator[File]:
         """Yield a new file `temporary`, which is renamed to `path` at the end of the context, or removed on an error.
 
-        The caller syncs the file and the directory if the new content has to survive a power cut.
+        The caller must sync the file and the directory if the new content has to survive a power cut.
         """
         self.unlink(temporary)
         with closing(self.open(temporary, write=True, create=True)) as file:
@@ -452,29 +465,29 @@ class Disk:
                 yield file
                 self.rename_unsynced(temporary, path)
             except BaseException:
-                # An unfinished file must not keep a full disk full.
+                # On a full disk, the unfinished file must not keep its space.
                 with suppress(OSError):
                     self.unlink(temporary)
                 raise
 
     def ensure_file(self, path: Path, data: bytes, *, sync: bool) -> None:
-        """Replace a small file as `put_file` does, unless it holds `data` already.
+        """Replace a small file by `put_file`, unless the file holds `data` already.
 
-        After a kill, most files that recovery makes again are unchanged, and a read costs far less than a rename.
-        Without `sync`, the file is overwritten in place if the disk is full (ENOSPC). A kill may then leave old bytes
-        after new bytes.
+        When recovery writes files again after a kill, most of them are unchanged, and a read costs far less than a
+        rename. Without `sync`, the file is overwritten in place if the disk is full (ENOSPC). A kill may then leave
+        new bytes followed by old bytes.
         """
         if self._holds(path, data, sync=sync):
             return
         try:
             self.put_file(path, data, sync=sync)
         except OSError as error:
-            # There may be no free inode or block for another file, while the old one can be overwritten.
+            # There may be no free inode or block for a new file, while the old file can be overwritten.
             if sync or error.errno != errno.ENOSPC or not self._overwrite(path, data):
                 raise
 
     def _overwrite(self, path: Path, data: bytes) -> bool:
-        """Write the content of a small file in place; return False if there is no such file."""
+        """Overwrite a small file in place with `data`. Return False if there is no such file."""
         with suppress(FileNotFoundError), closing(self.open(path, write=True)) as file:
             self.write(file, 0, data)
             self.truncate(file, len(data))
@@ -502,7 +515,7 @@ class ReadOnlyDisk(Disk):
         return super().open(path)
 
     def sync_map(self, mapping: mmap.mmap) -> None:
-        raise NotWritable("the store is open read-only: nothing in it is synced")
+        raise NotWritable("the store is open read-only: a memory-mapped file cannot be synced")
 
     def _refuse(self, path: Path) -> NoReturn:
         raise NotWritable(

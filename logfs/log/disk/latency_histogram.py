@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# The classes of durations: the first ends at 1.024 us, each further class at twice the end of the class before.
+# The buckets of durations: the first ends at 1.024 us, each further bucket at twice the end of the one before.
 _UNIT_BITS = 10
 _CLASSES = 64
-# The first and the last class whose upper bounds `buckets` yields.
+# The numbers of the first and the last of these buckets that the method `buckets` yields.
 _FIRST_SHOWN = 3
 _LAST_SHOWN = 24
 
 
 class LatencyHistogram:
-    """A histogram of durations. Any thread may note one; two threads that note at the same time may lose a count."""
+    """A histogram of durations. Any thread may add durations; if two threads add at once, a count may be lost."""
 
     __slots__ = ("counts", "total_ns")
 

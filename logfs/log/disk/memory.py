@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-# From <malloc.h>.
+# Parameters of mallopt(3), from <malloc.h>.
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
-# Each arena reserves 64 MiB of addresses even if it is nearly empty. By default glibc makes up to 8 per processor.
+# The maximum number of malloc arenas. Each reserves 64 MiB of addresses even if it is nearly empty, and by default
+# glibc makes up to 8 arenas per processor.
 _ARENAS = 4
 
 

@@ -31,5 +31,5 @@ class NamedFile:
 
     def put(self, directory: Path, name: str) -> None:
         """Set the path to `directory / name`."""
-        # One assignment: other threads see the old path or the new one.
+        # Use one assignment, so that other threads see either the old path or the new one.
         self._place = (sys.intern(str(directory)), name)

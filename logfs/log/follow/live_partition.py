@@ -1,7 +1,7 @@
 """A partition that another process writes: a read-only store keeps it up to date with the files on the disk.
 
 A broker does not report what it appends, rolls, deletes, compacts or truncates. `refresh` therefore compares the
-mtime of the directory, and the identity, size and mtime of the last .log file, and reads only if one has changed.
+mtime of the directory, and the inode, size and mtime of the last .log file, and reads only if one has changed.
 Segments that still exist stay the same objects, so their readers are not disturbed. Segments that were replaced or
 dropped stay usable, with open files, for the readers that hold them. `refresh` writes no file and locks no file; it
 only holds the partition's `lock`, in this process. If files vanish during a refresh, the next one lists the directory
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# When segments leave the log, this many of the newest are opened for their readers.
+# When segments leave the log, at most this many of them, the newest, are kept open for their readers.
 _KEPT_OPEN = 256
 
 
@@ -56,7 +56,7 @@ def load(disk: Disk, directory: Path, start: LoadStart) -> Loaded:
 
 
 def _load(disk: Disk, directory: Path, start: LoadStart) -> Loaded:
-    """Try once to load; raise `Gone` if a listed file has left the log since."""
+    """Try once to load the partition. Raises `Gone` if a listed file has been deleted meanwhile."""
     segments = _make_segments(disk, directory, _list(disk, directory), {})
     if not segments:
         # The directory is being created or removed.
@@ -64,7 +64,7 @@ def _load(disk: Disk, directory: Path, start: LoadStart) -> Loaded:
         empty.set_end(SegmentEnd(0, empty.base_offset, UNMEASURED))
         segments = [empty]
     last = segments[-1]
-    # Closed, because a store may have very many partitions; the next read opens the file again.
+    # Close the file, because a store may have very many partitions; the next read opens it again.
     last.close()
     timestamp = last.last_timestamp
     if timestamp < 0 and len(segments) > 1:
@@ -78,7 +78,10 @@ def _load(disk: Disk, directory: Path, start: LoadStart) -> Loaded:
 
 
 def _load_epochs(disk: Disk, directory: Path) -> LeaderEpochs:
-    """Return the leader epochs; none if their file in a bucket is damaged: each segment there has its own copy."""
+    """Return the leader epochs of the partition in `directory`.
+
+    A damaged epoch file in a bucket counts as empty, because each segment there has its own copy of the epochs.
+    """
     try:
         return LeaderEpochs(disk, directory)
     except Corrupt as error:
@@ -98,10 +101,10 @@ def _list(disk: Disk, directory: Path) -> Listing:
 def _make_segment(
     disk: Disk, directory: Path, base_offset: int, files: Files, following: int | None = None
 ) -> LiveSegment:
-    """Return a segment that reads `files`, and ends at the offset `following`; None means the end of the .log file.
+    """Return a segment that reads `files` and ends at the offset `following`, or where the .log file ends if None.
 
-    Its `gaps` stays True: missing offsets are no damage here, because only the cluster knows whether the topic is
-    compacted.
+    The segment's `gaps` stays True: missing offsets do not count as damage, because only the cluster knows whether
+    the topic is compacted.
     """
     segment = LiveSegment(disk, directory, base_offset)
     segment.identify(files)
@@ -114,15 +117,15 @@ def _make_segment(
 def _make_segments(
     disk: Disk, directory: Path, listing: Listing, known: dict[int, LiveSegment]
 ) -> list[LiveSegment]:
-    """Return the segments of a listing; those that are known and unchanged stay the same objects."""
+    """Return the segments of a listing. For unchanged segments, these are the objects in `known`."""
     bases = list(listing)
     segments = []
     is_sure = False
-    # Backwards: a truncation drops all later segments, so the segments before an unchanged one are unchanged, too.
+    # Go backwards: a truncation drops all later segments, so all segments before an unchanged one are unchanged, too.
     for base, following in zip(reversed(bases), [None, *reversed(bases[1:])], strict=False):
         segment, files = known.get(base), listing[base]
         if segment is not None and segment.next_base is not None and not is_sure:
-            # A segment that was cut may have been sealed again at the same offset.
+            # A segment with the same end may have been cut and sealed again at the same offset.
             is_sure = segment.is_same(files) and segment.is_uncut()
             segment.is_lost |= segment.is_same(files) and not is_sure
         if segment is None or segment.is_lost or not _carry_on(segment, files, following):
@@ -134,7 +137,7 @@ def _make_segments(
 
 
 def _carry_on(segment: LiveSegment, files: Files, following: int | None) -> bool:
-    """Update a known segment; return whether it is still the same, apart from what was appended."""
+    """Update a known segment from a listing. Return False if a new segment object must replace it."""
     if not segment.is_same(files) or segment.next_base not in (None, following):
         return False
     segment.identify(files)
@@ -150,8 +153,9 @@ def _carry_on(segment: LiveSegment, files: Files, following: int | None) -> bool
 class _Look(NamedTuple):
     """The result of one check of a partition directory; `listing` is None if the directory was not listed.
 
-    `number` is the number of updates before the check. `mtime_ns` is None if a later change may have the same mtime.
-    `remote` are the segments in the object store before those of the listing.
+    `number` is the number of updates of the partition before the check. `identity` is the directory's inode number.
+    `mtime_ns` is the directory's mtime, None if a later change may have the same mtime. `remote` are the segments
+    that are only in the object store, before those of the listing.
     """
 
     number: int
@@ -164,7 +168,7 @@ class _Look(NamedTuple):
 class LivePartition(Log):
     """A partition of a read-only store. Every reader sees what was on the disk at the last `refresh`."""
 
-    # For a tiered log: returns the segments in the object store between two offsets, in order.
+    # For a tiered log: a function that returns the segments in the object store between two offsets, in order.
     remote_between: Callable[[int, int], Sequence[Segment]] | None = None
 
     def __init__(
@@ -183,7 +187,7 @@ class LivePartition(Log):
         began_ns = time.time_ns()
         before, is_settled = disk.stat_settled(directory)
         loaded = load()
-        # The offset up to which the log was read for its producers, and the last segment then.
+        # The offset up to which the log was read for the state of its producers, and its last segment at that time.
         self._producers_end = 0
         self._producers_last: Segment | None = None
         super().__init__(disk, directory, name, config, clock, loaded)
@@ -192,16 +196,17 @@ class LivePartition(Log):
             segment.note_log()
         self._recovery_point = loaded.recovery_point
         self._identity = before.identity
-        # The log start of the checkpoint, limited to the files. A broker writes it once a minute, so the files may
-        # show a later one.
+        # The log start offset from the checkpoint file, limited to the offsets in the .log files. A broker writes the
+        # checkpoint once a minute, so the first .log file may begin at a later offset.
         self._checkpointed_start = loaded.log_start_offset
-        # The number of updates so far. It shows a thread whether another thread has updated the partition.
+        # The number of updates so far, by which a thread sees whether another thread has updated the partition.
         self._looks = 0
-        # The last known mtime of the directory and state of the last .log file; None if changes may not show in them.
+        # The last known mtime of the directory, and the inode, size and mtime of the last .log file. Each is None if
+        # a later change may leave it the same.
         self._seen_directory = before.mtime_ns if is_settled else None
         self._seen_log: tuple[int, int, int] | None = None
         with suppress(FileNotFoundError):
-            # Noted only if the mtime shows every append since `began_ns`, because the load may have missed one.
+            # Keep these only if the mtime shows every append since `began_ns`, because the load may have missed one.
             log, is_settled = self._stat_log(began_ns)
             self._seen_log = log if is_settled else None
 
@@ -210,8 +215,8 @@ class LivePartition(Log):
         # Loading has raised the log start to the first local segment: use the checkpoint's value again.
         self._checkpointed_start = log_start_offset
 
-    # The producers and the last stable offset. Only readers of committed records need them, and they take a read of
-    # all appended batches. So `stable_end` of a state is None until a reader of committed records asks for it.
+    # The producers and the last stable offset. Only readers of committed records need them, and all appended batches
+    # must be read to find them. So `stable_end` of a state is None until a reader of committed records asks for it.
 
     def _stable_end(self, end: int) -> int | None:
         return None
@@ -234,14 +239,14 @@ class LivePartition(Log):
         return self._recovery_point
 
     def _follow_producers(self) -> LogState:
-        """Bring the producers and the transaction indexes up to the log end; return the state with them."""
+        """Bring the producers and the transaction indexes up to the log end. Return the state with a `stable_end`."""
         self.check_may_block()
         with self.disk.hold(self.lock):
             state = self.state
             if state.stable_end is not None:
                 return state
             end, start, first = state.log_end_offset, state.log_start_offset, state.segments[0]
-            # Cleared first, so that an error leaves no half-updated producers.
+            # Clear `_producers` first, so that an error leaves no half-updated producers.
             known, self._producers = self._producers, None
             # Start over if the last segment was replaced, because the log may have been truncated; and if segments
             # were dropped before they were read, because they may have ended transactions.
@@ -259,12 +264,12 @@ class LivePartition(Log):
             self._producers, self._producers_end = known, end
             self._producers_last = state.segments[-1]
             for segment in self.local_segments:
-                # Read now, because the file may be deleted before a reader needs it.
+                # Read the transaction index now: its file may be deleted before a reader needs it.
                 _ = segment.txn_index.entries
             self.state = state._replace(stable_end=super()._stable_end(end))
             return self.state
 
-    # Following the files.
+    # Following the changes of the files.
 
     def follow_log_start(self, offset: int) -> None:
         """Apply `offset`, the log start offset that the writing process has put into its checkpoint."""
@@ -277,8 +282,8 @@ class LivePartition(Log):
     def refresh(self) -> bool:
         """Bring the partition up to date with its files; return whether anything has changed.
 
-        Costs two calls of `stat` if the files have not changed. If they have, raises `WouldBlock` in a thread that
-        must not wait. A partition whose directory was deleted stays as it was.
+        Costs two calls of `stat` if the files have not changed. If the files have changed, raises `WouldBlock` in a
+        thread that must not wait. A partition whose directory was deleted stays as it was.
         """
         if self._is_up_to_date():
             return False
@@ -287,7 +292,7 @@ class LivePartition(Log):
             while True:
                 look = self._look()
                 with self.disk.hold(self.lock):
-                    # If the numbers differ, another thread has refreshed the partition since this look.
+                    # If the numbers differ, another thread has updated the partition since this check: check again.
                     if look.number == self._looks:
                         self._looks += 1
                         return self._take(look)
@@ -310,9 +315,10 @@ class LivePartition(Log):
         return directory.mtime_ns == self._seen_directory and log == self._seen_log
 
     def _stat_log(self, since_ns: int | None = None) -> tuple[tuple[int, int, int], bool]:
-        """Return (identity, size, mtime) of the last .log file, and whether the mtime shows all changes after a time.
+        """Return (inode, size, mtime) of the last .log file, and whether the mtime shows all changes since a time.
 
-        The time is `since_ns` (ns since the epoch), None for now. In a bucket the file does not change.
+        The time is `since_ns` (ns since the epoch), or now if that is None. In a bucket the file does not change, and
+        the result is constant.
         """
         if self.disk.is_remote:
             return (0, 0, 0), True
@@ -320,7 +326,7 @@ class LivePartition(Log):
         return (found.identity, found.size_bytes, found.mtime_ns), is_settled
 
     def _look(self) -> _Look:
-        """Check the directory; if its mtime has changed, list it, and get the remote segments before its segments."""
+        """Check the directory. If its mtime has changed, list it and get the segments that are only remote."""
         number = self._looks
         found, is_settled = self.disk.stat_settled(self.directory)
         mtime_ns = found.mtime_ns if is_settled else None
@@ -329,12 +335,16 @@ class LivePartition(Log):
         listing = _list(self.disk, self.directory)
         remote: Sequence[Segment] = ()
         if listing and self.remote_between is not None:
-            # Called after the listing, to miss no segment: a writer describes a copy before it drops the local files.
+            # Get the remote segments after the listing, to miss none: a writer stores the metadata of a remote copy
+            # before it drops the local files.
             remote = self.remote_between(self._checkpointed_start, next(iter(listing)))
         return _Look(number, found.identity, mtime_ns, listing, remote)
 
     def _take(self, look: _Look) -> bool:
-        """Publish the segments in `look` and all new batches; return whether anything changed. Call under `lock`."""
+        """Make the segments in `look` and all new batches visible to readers. Return whether anything changed.
+
+        The caller must hold `lock`.
+        """
         if look.identity != self._identity:
             # The path leads to another partition now. The next refresh of the store replaces this partition.
             return False
@@ -344,7 +354,7 @@ class LivePartition(Log):
             self._seen_directory = look.mtime_ns
         log, is_settled = self._stat_log()
         changed |= self._advance()
-        # `_advance` reads after the `stat`, so it has read at least the bytes of this state.
+        # `_advance` reads after the `stat`, so it has read at least the bytes that were there at the `stat`.
         self._seen_log = log if is_settled else None
         return changed
 
@@ -378,17 +388,19 @@ class LivePartition(Log):
         kept = set(map(id, segments))
         dropped = [segment for segment in known.values() if id(segment) not in kept]
         for segment in dropped[-_KEPT_OPEN:]:
-            # Views may still read the segment, so it stays open. If its .log file is still listed, it was truncated,
-            # and bytes that the views show are lost.
+            # Text views may still read the dropped segment, so keep it open. If its .log file is still listed, the
+            # segment was truncated, and bytes that the views show are lost.
             files = listing.get(segment.base_offset)
             segment.is_lost |= files is not None and segment.is_same(files)
             with suppress(OSError, Gone):
                 segment.hold_open(indexes=False)
         following = [each.base_offset for each in local if each.base_offset > before.base_offset]
         if dropped and dropped[-1] is before and following:
-            # The writer sealed and dropped `before` between two looks. Readers finish it, and then read the next one.
+            # The writer sealed and dropped `before` between two refreshes. Let readers finish it, and then go on with
+            # the next segment.
             with suppress(OSError, Gone):
-                # Compaction may have merged segments that were never seen here: the next base offset is then higher.
+                # `following[0]` is above the end of `before` if compaction has merged segments that this process has
+                # never seen.
                 before.advance()
                 before.seal_at(min(before.next_offset, following[0]))
         changed = segments != self.segments
@@ -404,7 +416,7 @@ class LivePartition(Log):
     def _publish_followed(
         self, segments: Sequence[Segment], last_timestamp: int, *, changes_text: bool = False
     ) -> None:
-        """Publish `segments`. The log start is the checkpoint's, but within the offsets of the segments."""
+        """Make `segments` visible to readers. The log start is the checkpoint's, limited to their offsets."""
         start = max(self._checkpointed_start, segments[0].base_offset)
         start = min(start, segments[-1].next_offset)
         self.publish(
@@ -425,7 +437,8 @@ class LivePartition(Log):
             )
 
     # Reading. A lookup that meets a deleted file refreshes the partition and starts over. A read of a text view does
-    # not start over: dropped segments stay open for it. It raises `Gone` if a file could not be opened in time.
+    # not start over, because dropped segments stay open for the view. If a file was deleted before it was opened for
+    # the view, the read raises `Gone`.
 
     def look_again(self, tries_left: int, gone: Gone) -> None:
         if not tries_left:

@@ -30,17 +30,17 @@ if TYPE_CHECKING:
     from logfs.log.segment.segment_listing import Files
     from logfs.log.segment.text_index import TextIndex
 
-# Up to this many new bytes are walked batch by batch. If there are more, the offset index is used to skip most of
-# them.
+# Up to this many new bytes of a .log file are read batch by batch. If there are more, the offset index is used to
+# skip most of them.
 _STEP_BYTES = 64 * 1024
-# Above every offset and every timestamp.
+# The greatest int64: no offset and no timestamp is above it.
 _LAST = 2**63 - 1
-# The suffixes of `Segment.indexes`, in that order.
+# The suffixes of the files of `Segment.indexes`, in the same order.
 _SUFFIXES = (names.OFFSET_INDEX, names.TIME_INDEX, names.TEXT_INDEX)
 
 
 class LiveSegment(Segment):
-    """A segment of a read-only store, known by the identities of its files rather than by their names.
+    """A segment of a read-only store, whose files are known by their identities (inodes) and not by their names.
 
     The last segment grows when `advance` is called, up to the last whole batch: to byte 600, if two batches of 300
     bytes and 100 bytes of a third are there, and to 900 once all of the third is. An open file stays readable
@@ -50,22 +50,23 @@ class LiveSegment(Segment):
 
     def __init__(self, disk: Disk, directory: Path, base_offset: int) -> None:
         super().__init__(disk, directory, base_offset)
-        # The identities by suffix. Empty before `identify`: the files are then opened by their paths, and the
-        # transaction index has no entries.
+        # The identity (inode) of each file by suffix. Empty until `identify` is called: until then the files are
+        # opened by their paths, and the transaction index counts as empty.
         self.identities: Files = {}
         self.last_timestamp = -1
-        # Whether bytes of the .log file were cut off, and perhaps replaced: readers must get nothing more from it.
+        # Whether bytes of the .log file were cut off, and perhaps replaced: reads of the segment must then fail.
         self.is_lost = False
         self.txn_index: _LiveTxnIndex = _LiveTxnIndex(disk, self.txn_index.path)
         self._measured: SegmentEnd | None = None
         # The position and the header of the last batch. They show whether the file was cut and has grown again.
         self._last: tuple[int, bytes] | None = None
-        # The size (bytes) and mtime (ns) of a sealed .log file when it was found.
+        # The size (bytes) and mtime (ns) that a sealed .log file had when `note_log` was called.
         self._noted: tuple[int, int] | None = None
-        # The position of bytes in which no batch was found, and the file's length when they were searched. None if
-        # there are no such bytes.
+        # The position from which the .log file was searched for a batch without success, and the file's size at that
+        # time. None if there was no such search.
         self._doubt: tuple[int, int] | None = None
-        # Why nothing of the segment can be read, not even where it ends; only in a bucket.
+        # The error because of which nothing of the segment can be read, not even where it ends. Always None for a
+        # segment that is not in a bucket.
         self.unreadable: Corrupt | None = None
 
     def identify(self, files: Files) -> None:
@@ -75,8 +76,8 @@ class LiveSegment(Segment):
         if before.get(names.TXN_INDEX) != files.get(names.TXN_INDEX) or not before:
             self.txn_index.follow(files.get(names.TXN_INDEX))
         if before:
-            # Kafka may have created an index since, at its first entry, or replaced it. The text index stays: this
-            # process maintains its own by now.
+            # Since the last call, Kafka may have created an index, for its first entry, or replaced it. Keep the text
+            # index, because this process maintains its own.
             is_growing = self.offset_index.is_growing
             offset_index, time_index, _ = self.new_indexes()
             if before.get(names.OFFSET_INDEX) != files.get(names.OFFSET_INDEX):
@@ -88,7 +89,7 @@ class LiveSegment(Segment):
         for index, suffix in zip(self.indexes, _SUFFIXES, strict=True):
             if index.source is None:
                 identity = files.get(suffix)
-                # Of the three, only the text index may vanish alone: only logfs needs it, and it is rebuilt.
+                # Only the text index may be deleted without its segment: only logfs uses it, and can rebuild it.
                 may_go = index is self.text_index
                 index.source = partial(_open_index, self._disk, index.path, identity, may_go=may_go)
 
@@ -129,13 +130,13 @@ class LiveSegment(Segment):
     def _cut(self) -> Gone:
         return Gone(f"{self.path}: was truncated while it was read; read again")
 
-    # Growing.
+    # The end of a growing segment.
 
     def follow_end(self) -> None:
         """Find the end of the segment in its files. In a large file, begin the search at an index entry near the end.
 
-        In a bucket, the description of the segment has the end. A segment that cannot be read there counts as one
-        offset, so that readers do not mistake its start for the log end.
+        In a bucket, the description of the segment has the end. If the segment cannot be read in the bucket, it
+        counts as one offset long, so that readers do not mistake its start for the log end.
         """
         self._end = SegmentEnd(0, self.base_offset, UNMEASURED)
         if not self._disk.is_remote:
@@ -170,15 +171,15 @@ class LiveSegment(Segment):
         walked = super().walk(position, end, chunk_bytes, first_offset, is_end_known=is_end_known)
         for found in walked:
             if not is_end_known and not isinstance(found, Damage):
-                # Recovery finds the end of the segment with this walk; `advance` goes on after the last batch.
+                # This walk is to find the end of the segment. Note the last batch, after which `advance` goes on.
                 self._last = found[0], bytes(found[1].data[:HEADER_SIZE])
             yield found
 
     def advance(self) -> bool:
-        """Move the end past the whole batches appended since the last call; return whether there were any.
+        """Move the end of the segment past the whole batches appended since the last call. Return whether it moved.
 
         Raises `Gone` if the .log file was cut below the known end: the caller must then replace this segment. An
-        object in a bucket does not grow, but if it was unreadable, a readable one may have replaced it.
+        object in a bucket does not grow, but if it was unreadable, a readable object may have replaced it.
         """
         if not self._disk.is_remote:
             return self._advance()
@@ -192,7 +193,7 @@ class LiveSegment(Segment):
         segment_end = self._end
         assert segment_end is not None
         for index in self.indexes:
-            # An index in a bucket is complete.
+            # An index in a bucket is complete, and does not grow.
             index.is_growing = not self._disk.is_remote
             index.recount()
         size = self._disk.size(self.file)
@@ -212,7 +213,7 @@ class LiveSegment(Segment):
             if header.max_timestamp > max_entry.timestamp:
                 max_entry = TimeEntry(header.max_timestamp, header.last_offset)
             self.last_timestamp = header.max_timestamp
-        # Checked last, so that bytes that were cut and written again meanwhile are noticed.
+        # Check this last, to notice bytes that were cut off and written again meanwhile.
         self._check_uncut(segment_end)
         if position == segment_end.size_bytes:
             return False
@@ -226,16 +227,19 @@ class LiveSegment(Segment):
         return True
 
     def note_log(self) -> None:
-        """Note the state of the .log file of a sealed segment for `is_uncut`, unless it was noted before."""
+        """Note the size and mtime of a sealed segment's .log file for `is_uncut`, unless they were noted before."""
         if self._noted is not None or self._disk.is_remote:
-            # An object never changes, and its status costs a request.
+            # An object in a bucket never changes, and its status costs a request.
             return
         with suppress(FileNotFoundError):
             found = self._disk.stat(self.path)
             self._noted = found.size_bytes, found.mtime_ns
 
     def is_uncut(self) -> bool:
-        """Whether a sealed .log file has the size and mtime of `note_log` or, without these, its last known batch."""
+        """Whether a sealed .log file still has the size and mtime that `note_log` noted.
+
+        If it noted nothing: whether the file still has the last known batch.
+        """
         if self._noted is not None:
             found = self._disk.stat(self.path)
             return (found.size_bytes, found.mtime_ns) == self._noted
@@ -268,12 +272,16 @@ class LiveSegment(Segment):
         return super()._look_from(offset)
 
     def _start_before(self, offset: int, size: int) -> tuple[int, int]:
-        """Return position and base offset of a batch at or before `offset`, by an index entry that fits the log."""
+        """Return the position and base offset of a batch at or before `offset`, from the offset index.
+
+        Uses only an entry that leads to a valid batch in the log. Returns (0, base offset of the segment) if there is
+        none.
+        """
         index = self.offset_index
         number = bisect_right(range(len(index)), offset, key=lambda n: index[n].offset) - 1
         back = 1
         while number >= 0:
-            # A damaged entry may have any position.
+            # A damaged entry may have a negative position.
             position = max(index[number].position, 0)
             data = self._disk.read(self.file, position, HEADER_SIZE)
             header = parse_header(data) if len(data) == HEADER_SIZE else None
@@ -298,8 +306,8 @@ class LiveSegment(Segment):
     def _time_before(self, timestamp: int) -> TimeEntry:
         """Return an entry of the time index before `timestamp` whose batch is in the log, or else (-1, base offset).
 
-        The entry is before `timestamp`, not at it: an old entry may have the timestamp of a batch that is not the
-        first with that timestamp.
+        The entry's timestamp is below `timestamp` and not equal: an entry that a truncation has left may have the
+        timestamp of a batch that is not the first with that timestamp.
         """
         index = self.time_index
         number = bisect_left(range(len(index)), timestamp, key=lambda n: index[n].timestamp) - 1
@@ -315,17 +323,17 @@ class LiveSegment(Segment):
     def _new_batches(
         self, position: int, expected: int, size: int
     ) -> Iterator[tuple[int, Batch] | Damage]:
-        """Yield the whole batches from `position` on, and damage; a half-written batch ends them."""
+        """Yield the whole batches from `position` on, and damaged ranges. Stop before a half-written batch."""
         doubt, self._doubt = self._doubt, None
         if self._disk.is_remote:
-            # An object does not grow, so bytes that are not batches are damage.
+            # An object in a bucket does not grow, so bytes that are not batches are damage.
             yield from self._walk_to(position, size, expected)
             return
         while size - position > LENGTH_OVERHEAD:
             head = self._disk.read(self.file, position, LENGTH_OVERHEAD)
             length = int.from_bytes(head[8:], "big", signed=True)
             if not any(head):
-                # Preallocated space.
+                # Zeros are preallocated space.
                 return
             end = position + LENGTH_OVERHEAD + length
             found: tuple[int, Batch] | Damage | None = None
@@ -349,8 +357,8 @@ class LiveSegment(Segment):
     ) -> tuple[int, Batch] | Damage | None:
         """Return the batch at `position` if it is whole by now, or the damage there; None for a half-written batch.
 
-        Bytes that are no whole batch are damage if a batch follows. They may have been half-written when they were
-        read, so they are read again: a writer completes a batch before it begins the next.
+        Bytes that are not a whole batch are damage if a batch follows, because a writer completes a batch before it
+        begins the next. They are read twice, because the first read may have met a half-written batch.
         """
         for _ in range(2):
             walked = self._walk_to(position, size, expected)
@@ -384,7 +392,7 @@ class LiveSegment(Segment):
         self._end = segment_end._replace(next_offset=next_base)
         self.next_base = next_base
 
-    # Text.
+    # The size of the segment's text.
 
     @property
     def end(self) -> SegmentEnd:
@@ -398,7 +406,7 @@ class LiveSegment(Segment):
 
     def _measure(self, now: SegmentEnd) -> SegmentEnd:
         """Return `now` with its text size, from the text index. Reads the part of the log that the index lacks."""
-        # A copy with the same files, whose end does not move meanwhile.
+        # Use a copy of this object with the same files, whose end does not move meanwhile.
         still = self.detached()
         still._end = now
         if not text_fits(still) or still.text_index.last.position != now.size_bytes:
@@ -412,9 +420,10 @@ class LiveSegment(Segment):
         return self._measured
 
     def _index_text(self, still: Segment, now: SegmentEnd) -> None:
-        """Extend the text index to `now`, the end of the copy `still`; for a sealed segment, use the cache directory.
+        """Extend the text index to `now`, the end of the copy `still`.
 
-        The index object is replaced and not changed, because readers use it without a lock.
+        For a sealed segment, the index is loaded from the cache directory or saved there. The index object is
+        replaced and not changed, because readers use it without a lock.
         """
         is_sealed = self.next_base is not None or self._disk.is_remote
         before, still.text_index = self.text_index, self._another_text_index()
@@ -436,7 +445,7 @@ class LiveSegment(Segment):
         self._watch_indexes()
 
     def _another_text_index(self) -> TextIndex:
-        """Return another object for the text index, with the same file."""
+        """Return a new `TextIndex` object for the same file."""
         index = self.new_indexes()[2]
         index.source, index.is_growing = self.text_index.source, self.text_index.is_growing
         index.recreate = self.text_index.recreate
@@ -444,7 +453,7 @@ class LiveSegment(Segment):
 
 
 class _LiveTxnIndex(TransactionIndex):
-    """A transaction index whose file is opened by its identity.
+    """A transaction index whose file is opened by its identity (inode).
 
     A broker writes an entry after its marker, so the file may lack the newest entries. The aborted transactions that
     were found in the log (`supplement`) are therefore added to those in the file.
@@ -457,13 +466,13 @@ class _LiveTxnIndex(TransactionIndex):
 
     def follow(self, identity: int | None) -> None:
         """Use the file with this identity; None means that there is no file."""
-        # Under the lock: a thread that is still reading the old file must not store its entries afterwards.
+        # Hold the lock, so that a thread which still reads the old file cannot store its entries afterwards.
         with self._disk.hold(self._disk.naming):
             self._entries = None
             self._identity = identity
 
     def read_again(self) -> None:
-        """Read the file again if it exists: a writer that has rolled has written all entries of the segment."""
+        """Read the file again if it was read before. After a roll, it has all entries of the segment."""
         if self._entries is not None:
             with suppress(Gone):
                 self._entries = self._load()

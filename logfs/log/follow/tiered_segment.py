@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 class TieredSegment(LiveSegment):
-    """A sealed segment that is read from an object store, with the sizes and times of its description.
+    """A sealed segment in an object store. Its size and times come from the metadata that describes the segment.
 
-    A segment that logfs has copied sends no request until a reader needs bytes of the log or of an index.
+    If logfs has copied the segment, no request is sent until a reader needs bytes of the .log file or of an index.
     """
 
     is_tiered = True
@@ -34,18 +34,18 @@ class TieredSegment(LiveSegment):
         remote: RemoteSegment,
         stored: StoredSegment | None,
     ) -> None:
-        """Make the segment that `remote` describes; `directory` is the directory of its partition on `disk`.
+        """Make the segment that `remote` describes. `directory` is the partition directory on `disk`.
 
-        `stored` says how logfs has stored the segment. If it is None, another program has copied it: the bucket is
-        listed, and `RemoteStorageError` raised if the listing has no complete copy.
+        `stored` says how logfs has stored the segment. None means that another program has copied the segment. The
+        bucket is then listed, and `RemoteStorageError` is raised if it has no complete copy.
         """
         super().__init__(disk, directory, remote.start_offset)
         self.remote = remote
-        # The arguments of `disks.tiered_disk`, for other processes.
+        # Other processes pass these two values to `disks.tiered_disk` to read the segment.
         self.source = str(disk.home), disk.prefix
         found = disk.add(directory, remote, stored)
         self.identity = found.identity
-        # The identity in a process that opens the bucket itself as a log directory.
+        # The identity that the partition directory has in a process that opens the bucket itself as a log directory.
         self.directory_identity = identity_of(type(found).directory(remote.partition, disk.place))
         self.identify(
             {suffix: found.identity for suffix in found.files if suffix in names.SEGMENT_FILES}
@@ -65,20 +65,20 @@ class TieredSegment(LiveSegment):
             self.txn_index.follow(None)
 
     def mtime_ms(self) -> int:
-        """Return the greatest timestamp in the description (ms), in place of the mtime of a local .log file."""
+        """Return the segment's greatest timestamp (ms), because there is no local .log file that has an mtime."""
         return self.remote.max_timestamp
 
 
-# Stands for the unknown time of missing offsets: the last ms of the year 9999. Thus every lookup of a time meets
-# them, and retention never drops them by time.
+# The timestamp that stands for the unknown times of missing offsets: the last ms of the year 9999. With it, every
+# lookup by time includes them, and retention by time never deletes them.
 _LATEST_MS = 253_402_300_799_999
 
 
 class MissingSegment(LiveSegment):
-    """The offsets [base_offset, next_offset) of a tiered log that no known description covers: they cannot be read.
+    """The offsets [base_offset, next_offset) of a tiered log that belong to no known segment: they cannot be read.
 
-    Every use of its bytes raises `RemoteStorageError`. Its text counts as one byte, so that no reader passes it
-    without the error.
+    Every read of bytes of this segment raises `RemoteStorageError`. In a text view the segment counts as one byte,
+    so that a reader cannot pass it without this error.
     """
 
     is_tiered = True

@@ -5,12 +5,12 @@ and covers what came after. The file is written whole and renamed into place (`k
 file replaces it when the log has grown by the size of the file and by at least 16 MiB, or when the table in memory is
 full. A crash therefore leaves a valid file, and when a log is opened again, only the records that the file does not
 cover have to be read. The file is `logfs.keys` in the partition directory, or `logfs.keys.committed` for the index of
-committed records. A store that only reads keeps its own files in the user's cache directory.
+committed records. A read-only store keeps its own files in the user's cache directory.
 
-Three checks keep the answers right. Every block of the file is checked when it is read. The last batch that a table
-covers must still be where it was, which reveals a truncated log or another log. The record that a table leads to must
-have the key. If a check fails, the index is rebuilt. Compaction keeps the newest record of each key, so it does not
-invalidate the index.
+Three checks keep the answers right. The checksum of each block of the file is verified when the block is read. The
+last batch that the tables cover must still be in the log at the same offsets; it is not if the log was truncated, or
+if the file belongs to another log. The record at the offset that a table has for a key must have this key. If a check
+fails, the index is rebuilt. Compaction keeps the newest record of each key, so it does not invalidate the index.
 """
 
 from __future__ import annotations
@@ -55,15 +55,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Up to this many bytes of the log are read even in a thread that must not wait, to save a switch of threads.
+# Up to this many bytes of the log are indexed even in a thread that must not wait for the disk, so that the call does
+# not have to be repeated in another thread.
 INLINE_BYTES = 256 << 10
-# A file is written only for at least this many bytes of the log. A shorter part is read again at the next opening.
+# The table in memory is written to a file only if it covers at least this many bytes of the log. Otherwise these
+# bytes are read again when the log is opened the next time.
 SMALLEST_BYTES = 16 << 20
 # A table in memory with this many keys takes 48 MiB. It is then written to a file.
 MEMORY_KEYS = 1_350_000
-# The limit for all files in the cache directory, enough for about 100 million keys.
+# The limit for the total size of the index files in the user's cache directory, enough for about 100 million keys.
 CACHE_BYTES = 4 << 30
-# An index that was not used for this long is not kept up to date any more; its next user waits for it.
+# An index without a lookup for this long (ms) is not kept up to date any more: the next lookup waits until it is.
 IDLE_MS = 3_600_000
 
 _NULL_BIT = 1 << 63
@@ -78,7 +80,7 @@ class KeyIndex:
     """
 
     def __init__(self, reader: Reader, *, is_kept: bool = True) -> None:
-        """Make the index of the records that `reader` sees. Unless `is_kept`, it writes no file."""
+        """Make the index of the records that `reader` sees. The index is written to a file only if `is_kept`."""
         self._reader = reader
         self._isolation = int(reader is not reader.log)
         self._lock = make_lock(Level.KEYS)
@@ -88,25 +90,26 @@ class KeyIndex:
         self._end = 0
         # The last batch that the tables cover.
         self._anchor = _NOTHING
-        # The log's generation at the last check of the anchor.
+        # The log's `generation` when `_anchor` was last checked.
         self._generation = -1
         self._secret = secrets.token_bytes(16)
         # The secrets of index files that have failed a check: such a file is not used again.
         self._distrusted: set[bytes] = set()
-        # The bytes of log that the table in memory covers.
+        # How many bytes of the log the table in memory covers.
         self._tail_bytes = 0
         self.is_kept = is_kept
         self._was_asked = False
         self._asked_ms: int | None = None
-        # During a long read: bytes done and bytes in all. `on_progress` is called with the same numbers.
+        # While much of the log is indexed: the number of bytes done, and the number in all; otherwise None.
+        # `on_progress` is called with the same numbers.
         self.progress: tuple[int, int] | None = None
         self.on_progress: Callable[[int, int], None] = lambda done, total: None
 
     def newest(self, key: bytes) -> Record | None:
-        """Return the newest record with a key, as `Reader.newest` does; None also if the record has left the log.
+        """Return the newest record with `key`; None if the log has no such record, or if its value is null.
 
-        Once the index is made, the cost does not depend on the length of the log. `WouldBlock` is raised if there is
-        more to read than the calling thread may wait for.
+        Once the index is built, the cost does not depend on the length of the log. Raises the errors of
+        `Reader.newest`, and `Gone` if files that another process deletes keep vanishing.
         """
         self._was_asked = True
         for left in reversed(range(_TRIES)):
@@ -123,16 +126,16 @@ class KeyIndex:
             if record is not None and record.key == key:
                 return None if record.value is None else record
             if self._reader.state.log_end_offset == end:
-                # The log has not grown since `_find`, so no newer record of the key explains this: rebuild the index.
+                # The log has not grown since `_find`, so no newer record has replaced this one: rebuild the index.
                 with self._reader.disk.hold(self._lock):
                     self._reset(f"offset {offset} has no record with the expected key")
         raise Corrupt(
-            f"{self._reader.log.directory}: the offsets in the key index have no record with the key {key[:40]!r} "
+            f"{self._reader.log.directory}: the key index leads to no record with the key {key[:40]!r} "
             f"(tried {_TRIES} times); run 'logfs reindex'"
         )
 
     def keep_up(self, now_ms: int) -> None:
-        """Index new records, which may take long, if there was a lookup in the hour before `now_ms`."""
+        """Add new records to the index, which may take long, if there was a lookup in the hour before `now_ms`."""
         if self._was_asked:
             self._was_asked, self._asked_ms = False, now_ms
         if self._asked_ms is not None and now_ms - self._asked_ms < IDLE_MS:
@@ -140,7 +143,7 @@ class KeyIndex:
                 self._bring_up()
 
     def _find(self, key: bytes) -> tuple[int | None, int]:
-        """Return the offset that the tables have for a key, and the end of the log that they cover.
+        """Return the offset that the tables have for a key, and the offset up to which they cover the log.
 
         The offset is None if the key has no record, or if its entry says that the newest value is null.
         """
@@ -158,7 +161,7 @@ class KeyIndex:
                     continue
                 return None if not word or word & _NULL_BIT else word - 1, self._end
 
-    # Catching up, always under the lock.
+    # Bringing the tables up to date. The caller holds `_lock`.
 
     def _bring_up(self) -> None:
         """Extend the tables up to the end of the log. A call continues where an interrupted one has stopped."""
@@ -169,7 +172,8 @@ class KeyIndex:
             if (
                 self._tail is None
                 or (generation != self._generation and not self._is_anchored(self._anchor))
-                # A truncation has cut off a marker: its transaction is open again, and the committed log is shorter.
+                # A truncation has cut off the end marker of a transaction. The transaction is open again, so that the
+                # last stable offset is lower than what the tables cover.
                 or self._end > max(state.log_end_offset, state.log_start_offset)
             ):
                 log.check_may_block()
@@ -180,7 +184,7 @@ class KeyIndex:
                     self._catch_up(state)
                 except Corrupt as error:
                     if self._base is None:
-                        # The damage is in the log itself, so another index would not get past it.
+                        # No index file was read: the damage is in the log itself, and rebuilding would not help.
                         raise
                     self._reset(error)
                     continue
@@ -188,7 +192,7 @@ class KeyIndex:
                 return
 
     def _load(self) -> None:
-        """Use the valid index file that covers the log furthest, or begin with empty tables if there is none."""
+        """Use the valid index file that covers the most of the log; without any, begin with empty tables."""
         from logfs.log.read.key_tables import FileTable, MemoryTable, warm_up
 
         warm_up()
@@ -235,7 +239,10 @@ class KeyIndex:
                 yield cached, Disk()
 
     def _cached_path(self) -> Path | None:
-        """Return the path of the file in the user's cache directory; None if there is no such directory."""
+        """Return the path of the index file in the user's cache directory.
+
+        Returns None if there is no cache directory, or if the partition directory is not accessible.
+        """
         home = cache_directory("keys")
         log = self._reader.log
         try:
@@ -247,14 +254,17 @@ class KeyIndex:
         return None if home is None else home / digest[:40]
 
     def _reset(self, why: object) -> None:
-        """Make the next lookup rebuild the tables, and remove the index files that are on writable disks."""
+        """Drop the tables, so that the next lookup rebuilds them, and remove the index files on writable disks.
+
+        `why` is logged: an error if something is damaged, otherwise a text.
+        """
         log = self._reader.log
         log.check_may_block()
-        # Without an exception nothing is damaged: compaction may have removed the record of an aborted transaction.
+        # If `why` is no error, nothing is damaged: compaction may have removed a record of an aborted transaction.
         level = logging.WARNING if isinstance(why, Exception) else logging.INFO
         logger.log(level, "%s: the key index is rebuilt: %s", log.directory, why)
         if self._base is not None:
-            # A read-only store cannot remove the file in the partition directory, and must not use it again.
+            # A read-only store cannot remove the file in the partition directory: remember not to use it again.
             self._distrusted.add(self._base.header.secret)
         self._secret = secrets.token_bytes(16)
         self._tail = None
@@ -264,7 +274,7 @@ class KeyIndex:
                     disk.unlink(path)
 
     def _is_anchored(self, anchor: Anchor) -> bool:
-        """Whether the log still has the batch of an anchor at the same offsets, or starts above this batch.
+        """Whether the log still has the batch that `anchor` describes, or now starts at a higher offset.
 
         True means that no record that the index covers was truncated.
         """
@@ -281,7 +291,7 @@ class KeyIndex:
         return batch is not None and anchor_of(batch.header) == anchor
 
     def _catch_up(self, state: LogState) -> None:
-        """Put the keys of all records from the end of the tables up to the end of `state` into the tables."""
+        """Add the keys of the records that the tables do not cover yet, up to the log end offset of `state`."""
         end = state.log_end_offset
         start = max(self._end, state.log_start_offset)
         segments = [each for each in state.segments_from(start) if each.base_offset < end]
@@ -313,10 +323,10 @@ class KeyIndex:
     def _take(
         self, segment: Segment, start: int, end: int, aborted: Callable[[], Aborted]
     ) -> Iterator[tuple[int, Header | None]]:
-        """Put the keys of a segment with offsets in [start, end) into the table in memory.
+        """Put the keys of a segment's records with offsets in [start, end) into the table in memory.
 
-        Yields for each part of the segment its size in bytes, and the header of its last batch in that range (None if
-        there is none).
+        Yields, for each part of the segment that was read, the size of the part in bytes, and the header of the last
+        batch of the part that has been indexed (None if there is none).
         """
         for found in scan_from(segment, start):
             if isinstance(found, Damage):
@@ -335,15 +345,16 @@ class KeyIndex:
                 return
 
     def _put(self, scanned: ScannedBatches, aborted: Callable[[], Aborted]) -> None:
-        """Put the keys of scanned batches into the table; a batch that cannot be decoded is skipped."""
+        """Put the keys of scanned batches into the table in memory; skip batches that cannot be decoded."""
         attributes = scanned.rows[:, ATTRIBUTES]
         wanted = attributes & CONTROL_BIT == 0
         if (wanted & (attributes & TRANSACTIONAL_BIT != 0)).any():
             wanted &= ~aborted_rows(scanned.rows, aborted())
         try:
             for part in scanned.plain_batches(wanted):
-                # A transaction may be aborted later. Compaction then removes its null values, and older values become
-                # the newest. So the entries of such records do not mark null values: `newest` reads the record.
+                # A transaction may be aborted later. Compaction then removes its records, and older records of the
+                # keys become the newest. So entries of transactional records do not say that the value is null:
+                # `newest` reads the record.
                 may_abort = attributes[part.first : part.end] & TRANSACTIONAL_BIT != 0
                 may_abort &= self._reader is self._reader.log
                 cuts = np.flatnonzero(may_abort[1:] != may_abort[:-1]) + 1
@@ -366,7 +377,7 @@ class KeyIndex:
         assert self._tail is not None
         return self._tail
 
-    # Writing the file.
+    # Writing the index file.
 
     def _write(self) -> None:
         """Merge both tables into a new file, and begin an empty table in memory. If that fails, keep both tables."""
@@ -376,10 +387,11 @@ class KeyIndex:
         log.check_may_block()
         *_, (path, disk) = self._sources()
         if not disk.writable:
-            # A read-only store without a cache directory.
+            # This is a read-only store without a cache directory, so the index stays in memory.
             self.is_kept = False
             return
-        # Other processes may write the same file in the cache directory, for it has no lock.
+        # Other processes may write the same file in the cache directory at the same time, because it has no lock.
+        # Give the temporary file a name of its own.
         own = "" if log.disk.writable else f".{os.getpid()}"
         temporary = path.with_name(f"{path.name}{own}.tmp")
         base, tail = self._base, self._memory
@@ -399,10 +411,10 @@ class KeyIndex:
         self._tail_bytes = 0
         self._tail = MemoryTable(self._secret)
 
-    # For the audit.
+    # Used by `audit`.
 
     def _words(self) -> NDArray[np.uint64]:
-        """Return an entry for each key with a value, in offset order: uint64[keys, 3], hash (2 words), offset + 1."""
+        """Return the hash (2 words) and offset + 1 of each key that has a value, by offset, as uint64[keys, 3]."""
         from logfs.log.read.key_tables import MemoryTable
 
         with self._lock:

@@ -1,7 +1,7 @@
 """Two tables of keys and the offsets of their newest records: one in a file that never changes, one in memory.
 
-Both hold hashes of the keys, which depend on a random secret, and not the keys themselves. This module imports the
-compiled kernels, so tables are made only where waiting is allowed.
+Both hold hashes of the keys, which depend on a random secret, and not the keys themselves. Importing this module
+loads the compiled kernels, which takes long: import it only in a thread that may wait.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _CHUNK_BLOCKS = 128
 
 
 class MemoryTable:
-    """A table in memory that grows.
+    """A table in memory, which grows when it is full.
 
-    One thread at a time may write it. Meanwhile other threads may call `get`, which returns the entries put before.
+    Only one thread at a time may add keys. Meanwhile other threads may call `get`, which finds the keys added before.
     """
 
     def __init__(self, secret: bytes, keys: int = 0) -> None:
@@ -50,10 +50,10 @@ class MemoryTable:
         *,
         nulls: bool = True,
     ) -> None:
-        """Put the keys of the records at or above `first_offset`. Putting a record again changes nothing.
+        """Add the keys of the records with offsets of at least `first_offset`. Adding a record again changes nothing.
 
-        `data` and `spans` are those of `PlainBatches`. With `nulls`, the entries tell which values are null. Raises
-        `Corrupt` for records that break the format.
+        `data` and `spans` are those of a `PlainBatches`. With `nulls`, the entry of a record whose value is null says
+        so. Raises `Corrupt` for records that break the format.
         """
         while len(spans):
             done, self.used, _, outcome = compaction_kernels.put_keys(
@@ -74,7 +74,10 @@ class MemoryTable:
             spans = spans[done:]
 
     def put_table(self, slots: NDArray[np.uint64]) -> None:
-        """Put all keys of another table with the same secret, uint64[n, 3]. Raises `Corrupt` if there is no room."""
+        """Add the keys of another table that has the same secret; `slots` is uint64[n, 3].
+
+        Raises `Corrupt` if there is no room for all of them.
+        """
         self.used += _moved(slots, self.slots, self.used)
 
     def hash_key(self, key: bytes) -> tuple[np.uint64, np.uint64]:
@@ -99,7 +102,7 @@ class MemoryTable:
 def _moved(old: NDArray[np.uint64], slots: NDArray[np.uint64], used: int) -> int:
     """Put the keys of the table `old` into the table `slots`, which has `used` keys; return how many are new.
 
-    Raises `Corrupt` if the keys do not fit: `slots` may have its size from a file's header that states too few.
+    Raises `Corrupt` if the keys do not fit: the size of `slots` may come from a file header that states too few keys.
     """
     added = int(compaction_kernels.move_slots(old, slots, used))
     if added < 0:
@@ -119,10 +122,10 @@ def warm_up() -> None:
 
 
 class FileTable:
-    """A table in a file. A lookup reads one or two blocks as a rule, and checks each block that it reads."""
+    """A table in a file. A lookup usually reads one or two blocks, and verifies the checksum of each of them."""
 
     def __init__(self, disk: Disk, path: Path) -> None:
-        """Open the file. Raises `Corrupt` if it is not a valid table, and `OSError`."""
+        """Open the file `path`. Raises `Corrupt` if it is not a valid table, and `OSError`."""
         self.path = path
         self._disk = disk
         self._file = disk.open(path)
@@ -138,9 +141,10 @@ class FileTable:
             raise self._damaged(error) from None
 
     def get(self, disk: Disk, first: np.uint64, second: np.uint64) -> int:
-        """Return the entry of the key, as `MemoryTable.get` does.
+        """Return the entry of the key whose hash is the words `first` and `second`; 0 if there is none.
 
-        `disk` decides whether the calling thread may wait. Raises `WouldBlock`, `OSError`, and `Corrupt` for damage.
+        Entries are those of `MemoryTable.get`. `disk` decides whether the calling thread may wait for the disk: if
+        not, `WouldBlock` is raised. Raises also `OSError`, and `Corrupt` if the file is damaged.
         """
         low, high, count = int(first), int(second), self.header.slots
         at = ((low >> 32) * count) >> 32
@@ -158,9 +162,10 @@ class FileTable:
         raise self._damaged(Corrupt("the table has no empty slot"))
 
     def chunks(self) -> Iterator[NDArray[np.uint64]]:
-        """Yield all slots of the table, checked, as uint64[slots, 3]: two words of hash, and the entry as in `get`.
+        """Yield all slots of the table in several arrays uint64[slots, 3], after verifying their checksums.
 
-        Raises `Corrupt` for a damaged block, and `OSError`.
+        A slot has the two words of a key's hash, and the entry that `get` returns for it. Raises `Corrupt` for a
+        damaged block, and `OSError`.
         """
         for first in range(0, len(self._crcs), _CHUNK_BLOCKS):
             count = min(_CHUNK_BLOCKS, len(self._crcs) - first)
@@ -190,9 +195,10 @@ def write_table(
     """Merge the tables `parts`, write the result to the file `path`, and open it.
 
     `parts` are the slots of tables with the secret of `header`, each uint64[n, 3]; later parts override earlier ones.
-    `header.used` is the greatest number of keys that they may have together; the file gets the right number. The
-    table is written to `temporary` and renamed at the end, so a crash leaves the old file or the new one. The file is
-    durable on return. Raises `Corrupt` if there are too many keys, `OSError`, and what `parts` raises.
+    `header.used` must be at least the number of distinct keys in all parts; the header in the file gets the actual
+    number. The table is written to `temporary` and renamed at the end, so a crash leaves the old file or the new one.
+    The file is durable on return. Raises `Corrupt` if there are too many keys, `OSError`, and the errors of iterating
+    over `parts`.
     """
     count = key_table_format.slots_for(header.used)
     size = key_table_format.file_bytes(count)

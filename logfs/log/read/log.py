@@ -42,12 +42,13 @@ class Log(Reader):
     state: LogState
     epochs: LeaderEpochs
 
-    # The error that every change of the log raises from now on; None while it accepts changes. Reads still succeed.
+    # The error that every change of the log raises from now on; None while changes are accepted. Reads still succeed.
     failure: LogDirFailed | PartitionFailed | UnknownPartition | None = None
-    # These values change only in a process that writes the log.
-    # The time of the last compaction (ms).
+    # The values below change only in a process that writes the log.
+
+    # The time of the last compaction since the log was opened (ms); None if there was none.
     cleaned_ms: int | None = None
-    # The error that prevents compaction.
+    # The error that prevents compaction; None if nothing does.
     uncleanable: LogfsError | OSError | None = None
     # Whether upkeep of this partition is paused.
     is_paused = False
@@ -81,7 +82,7 @@ class Log(Reader):
         self.state = LogState(
             tuple(loaded.segments), loaded.log_start_offset, -1, None, loaded.last_timestamp
         )
-        # Replace -1 and None by the log end and the stable end.
+        # Replace the placeholders -1 and None by the log end offset and `stable_end`.
         self.publish()
 
     @property
@@ -89,7 +90,7 @@ class Log(Reader):
         """The log itself, which shows all of its records."""
         return self
 
-    # What readers see (`log_state`).
+    # The published state, which readers see (module `log_state`).
 
     def publish(
         self,
@@ -101,8 +102,9 @@ class Log(Reader):
     ) -> None:
         """Publish a new state of the log: the parts that are given, and otherwise those of the state before.
 
-        Called under `lock`, once the files, the producers and the transaction indexes are as the new state says. The
-        log end is the end of the last segment. `changes_text` says that a new text view may have other bytes.
+        The caller must hold `lock`, and must have updated the files, the producers and the transaction indexes. The
+        log end offset is the end of the last segment. `changes_text` says that text views made from now on may have
+        different bytes at the same positions than older views.
         """
         before = self.state
         known = before.segments if segments is None else tuple(segments)
@@ -126,12 +128,12 @@ class Log(Reader):
 
     @property
     def recovery_point(self) -> int:
-        """The offset below which all records are durable; if another process writes the log, its value at loading."""
+        """The offset below which all records are durable; as of loading if another process writes the log."""
         raise NotImplementedError
 
     @property
     def producers(self) -> Producers:
-        """The producers at the log end."""
+        """The state of the idempotent and transactional producers at the log end."""
         assert self._producers is not None, "the log is loaded with its producers"
         return self._producers
 
@@ -139,8 +141,8 @@ class Log(Reader):
         """Add `segments`, which are only in an object store, before the local ones, and set the log start offset.
 
         The log then starts at `log_start_offset`, or at the first of `segments` if that is higher, but not above the
-        log end. `segments` end where the first local segment begins. Does nothing without `segments`. Called once,
-        before the log is read.
+        log end. `segments` must end where the first local segment begins; if there are none, nothing is done. Must be
+        called at most once, before the log is read.
         """
         if segments:
             first = max(log_start_offset, segments[0].base_offset)
@@ -184,10 +186,10 @@ class Log(Reader):
 
     @property
     def stable_state(self) -> LogState:
-        """The log at this moment, with its `stable_end`.
+        """The state of the log at this moment, in which `stable_end` is not None.
 
-        If another process writes the log, the call may read what was appended since the last call. It then raises
-        `WouldBlock` in a thread that must not wait, and `OSError`.
+        If another process writes the log, this may read the batches that were appended since the last use. It then
+        raises `WouldBlock` in a thread that must not wait, and `OSError`.
         """
         return self.state
 
@@ -200,12 +202,13 @@ class Log(Reader):
         return self.stable_state.last_stable_offset
 
     def await_truncation(self) -> None:
-        """Return when no truncation is in progress."""
+        """Wait until no truncation is in progress."""
 
     def look_again(self, tries_left: int, gone: Gone) -> None:
-        """Prepare another try of a read that has raised `gone`, or raise `gone` again.
+        """Prepare to repeat a read that has raised `gone`; raise `gone` again if it is not to be repeated.
 
-        A read-only partition refreshes. A `Partition` permits a few tries, as another thread may rebuild an index.
+        `tries_left` is how often the caller can still repeat it. A partition of a read-only store lists its files
+        again. A `Partition` permits only a few repetitions, because another thread may have rebuilt an index.
         """
         raise NotImplementedError
 
@@ -215,7 +218,7 @@ class Log(Reader):
 
     @property
     def committed(self) -> CommittedReader:
-        """The log without aborted transactions, up to the last stable offset."""
+        """The reader of the log without aborted transactions, up to the last stable offset."""
         if self._committed is None:
             self._committed = CommittedReader(self)
         return self._committed
@@ -228,8 +231,8 @@ class Log(Reader):
     def forget_keys(self) -> None:
         """Drop the key indexes, and remove their files unless the log is read-only.
 
-        Called before a truncation, after a truncation by another process, when the log is reindexed, and when the
-        partition has moved.
+        This is called before a truncation, after a truncation by another process, when the log is reindexed, and when
+        the partition has moved.
         """
         for reader in filter(None, (self, self._committed)):
             reader.drop_keys()
@@ -246,13 +249,13 @@ class CommittedReader(Reader):
         super().__init__()
         self.log = log
         self.name, self.views, self.traffic = log.name, log.views, log.traffic
-        # The last search for aborted transactions: its segments, how many entries the last segment had then, and the
-        # result. Replaced as a whole, so that no thread combines the results of two searches.
+        # The last search for aborted transactions: its segments, how many entries the transaction index of the last
+        # segment had, and the result. It is replaced as a whole, so that no thread combines two searches.
         self._aborted: tuple[Sequence[Segment], int, Aborted] = ((), 0, {})
 
     @property
     def state(self) -> LogState:
-        """The log at this moment; its end is the last stable offset."""
+        """The state of the log at this moment; its `log_end_offset` is `LogState.stable_end`."""
         return self.log.stable_state.as_committed()
 
     @property
@@ -276,10 +279,10 @@ class CommittedReader(Reader):
         return self.log.refresh()
 
     def shown(self, state: LogState) -> Callable[[Header], bool]:
-        """Return a function as `Reader.shown` does: readers see neither control batches nor aborted ones.
+        """Return a function that takes a batch's header and returns whether readers see the batch's records.
 
-        The function may read the transaction indexes. It then raises `OffsetOutOfRange` if the log was truncated to
-        an end below that of `state`.
+        Control batches and batches of aborted transactions are not seen. The function may read the transaction
+        indexes. It then raises `OffsetOutOfRange` if the log has been truncated below the end of `state`.
         """
         aborted: Aborted | None = None
 

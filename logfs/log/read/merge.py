@@ -21,9 +21,10 @@ _FEW = 64
 
 
 class MergedRows(NamedTuple):
-    """The `text` of records, one after the other (uint8[n]). Record i ends at byte `ends[i]` (int64[records]).
+    """Records as `text` (uint8[n]), one after the other. The text of record i ends before byte `ends[i]` (int64).
 
-    `times` (int64[records], ms) never fall. The time of a record is the greatest timestamp so far in its log.
+    `times` (int64[records], ms) never decrease. The time of a record is the greatest timestamp in its log up to and
+    including this record.
     """
 
     times: NDArray[np.int64]
@@ -31,7 +32,7 @@ class MergedRows(NamedTuple):
     ends: NDArray[np.int64]
 
     def cut(self, first: int, end: int) -> MergedRows:
-        """Return the rows [first, end)."""
+        """Return the records with the numbers [first, end)."""
         if first == 0 and end >= len(self.ends):
             return self
         start = int(self.ends[first - 1]) if first else 0
@@ -41,7 +42,7 @@ class MergedRows(NamedTuple):
 
 
 def rising(chunk: Chunk, reached: int) -> NDArray[np.int64]:
-    """Return for each record of a chunk the greatest timestamp (ms) so far, at least `reached`, as int64[records]."""
+    """Return the greatest timestamp (ms) up to each record of a chunk, but at least `reached`, as int64[records]."""
     if isinstance(chunk, list):
         times = np.array([-1 if r.timestamp is None else r.timestamp for r in chunk], np.int64)
     else:
@@ -50,13 +51,13 @@ def rising(chunk: Chunk, reached: int) -> NDArray[np.int64]:
 
 
 def merge(streams: Sequence[Iterable[MergedRows]]) -> Iterator[MergedRows]:
-    """Yield the rows of several logs in the order of (time, log, offset).
+    """Yield the records of several logs in the order of (time, number of the log in `streams`, offset).
 
     The order of each log's records is kept. Only as much of each log is read ahead as the order needs.
     """
     waiting = [_Waiting(number, iter(stream)) for number, stream in enumerate(streams)]
     while waiting := [each for each in waiting if each.fill()]:
-        # The log whose last row is the earliest: every row that is still to be read comes after that row.
+        # Of the logs' last rows that were read, find the earliest: all rows that are still to be read come after it.
         last = min(waiting, key=lambda each: (each.rows.times[-1], each.number))
         end = last.rows.times[-1]
         parts = [(each.number, each.take(end, ties=each.number <= last.number)) for each in waiting]
@@ -64,7 +65,7 @@ def merge(streams: Sequence[Iterable[MergedRows]]) -> Iterator[MergedRows]:
 
 
 class _Waiting:
-    """The rows of a log that were read, but are not merged yet."""
+    """The rows of a log that have been read but not merged yet."""
 
     def __init__(self, number: int, stream: Iterator[MergedRows]) -> None:
         self.number = number
@@ -95,7 +96,7 @@ def _in_order(parts: Sequence[tuple[int, MergedRows]]) -> MergedRows:
         return parts[0][1]
     times = np.concatenate([rows.times for _, rows in parts])
     numbers = np.concatenate([np.full(len(rows.ends), number) for number, rows in parts])
-    # A stable sort: the rows of a log stay in their order.
+    # This sort is stable, so the rows of a log stay in their order.
     order = np.lexsort((numbers, times))
     text = np.concatenate([rows.text for _, rows in parts])
     shifts = np.cumsum([0, *(len(rows.text) for _, rows in parts)])
@@ -124,7 +125,7 @@ def _gathered(
 
 
 def last(rows: Iterable[MergedRows], count: int) -> list[MergedRows]:
-    """Return the last `count` rows, or all if there are fewer."""
+    """Return the last `count` records of `rows`, or all if there are fewer."""
     kept: list[MergedRows] = []
     total = 0
     for each in rows:

@@ -1,12 +1,14 @@
 """The text of several logs as one growing text, in the order of time.
 
-The size of the text is known at once: it is the sum of the sizes of the logs' texts. The order is that of (time, log,
-offset), where the time of a record is the greatest timestamp so far in its log. A record that is appended late, with
-an earlier time, must not move text that readers have seen. The text is therefore a sequence of slices. Each slice has
-the records appended to all logs between two checks of their ends, merged by time, and does not change any more.
+The size of the text is known at once: it is the sum of the sizes of the logs' texts. Records are in the order of
+(time, log, offset), where the time of a record is the greatest timestamp in its log up to this record. A record that
+is appended late, with an earlier time, must not move text that readers have seen. The text is therefore a sequence of
+slices. A slice has the records that were appended to all logs between two checks of their ends, merged by time, and
+never changes.
 
-A read in the middle of a large slice merges only from the latest time t such that the records from t on begin at or
-before the wanted byte. The time indexes and text indexes of the logs tell where the records from a time on begin.
+A read in the middle of a large slice does not merge the whole slice. It begins at the latest time for which the
+records from that time on begin at or before the wanted byte. The time indexes and text indexes of the logs tell where
+the records from a time on begin.
 """
 
 from __future__ import annotations
@@ -27,21 +29,21 @@ if TYPE_CHECKING:
     from logfs.format.text.rendering import View
     from logfs.log.read.reader import Reader
 
-# How many offsets of a log are read at once.
+# How many offsets of a log are read in one step.
 _STEP = 16384
 # A slice of at most this many offsets is read from its beginning.
 _FEW = 2 * _STEP
-# A read that begins at most this far after the end of a cursor continues with that cursor.
+# A read that begins at most this many bytes after the end of a kept `_Cursor` continues there.
 _SKIP_BYTES = 4 << 20
-# How many cursors are kept.
+# How many `_Cursor`s are kept for later reads.
 _MOST_CURSORS = 4
 
 
 class _Slice(NamedTuple):
-    """A part of the text: the records of log n in [firsts[n], ends[n]).
+    """A part of the merged text: of each log n, the records with offsets in [firsts[n], ends[n]).
 
-    `start` is the byte of the merged text at which it begins. For each log, `places` is the byte of the log's own
-    text at which its part begins, and `reached` is at least the greatest timestamp (ms) before the part.
+    The slice begins at byte `start` of the merged text. The records of log n begin at byte `places[n]` of the log's
+    own text. `reached[n]` is at least the greatest timestamp (ms) in log n before these records.
     """
 
     start: int
@@ -52,7 +54,10 @@ class _Slice(NamedTuple):
 
 
 class _Cursor:
-    """Where a read may go on: `data` is the text [start, end), and `rows` yields the later rows of slice `number`."""
+    """A place where a read can continue: `data` is the text [start, end), `rows` yields what follows in a slice.
+
+    `start` and `end` are bytes of the merged text, and `number` is the number of the slice.
+    """
 
     def __init__(self, start: int, number: int, rows: Iterator[MergedRows]) -> None:
         self.start = self.end = start
@@ -62,7 +67,7 @@ class _Cursor:
 
 
 class MergedText:
-    """The text of logs from their present starts on, merged by time.
+    """The text of several logs, merged by time. It begins at the log start offsets at the time of its creation.
 
     Any thread may use it. A thread that must not wait gets `WouldBlock`, and repeats the call in another thread.
     """
@@ -114,8 +119,8 @@ class MergedText:
     def read(self, position: int, size: int) -> bytes:
         """Return the bytes [position, position + size), fewer at the end.
 
-        Records that have left a log since they became part of the text are still read. Raises `DamagedRange` at
-        damage, and `OffsetOutOfRange` if a log was truncated.
+        Records that became part of the text can still be read after their log has deleted them. Raises `DamagedRange`
+        at damage, and `OffsetOutOfRange` if a log was truncated.
         """
         with self._logs[0].disk.hold(self._lock):
             self._grow()
@@ -163,7 +168,7 @@ class MergedText:
         return cursor.data[position - cursor.start : end - cursor.start]
 
     def _advance(self, cursor: _Cursor) -> None:
-        """Read the next rows of a cursor's slice, or the first of the next slice."""
+        """Move a cursor to the next rows of its slice or, at the end of the slice, to the first rows of the next."""
         rows = next(cursor.rows, None)
         while rows is None:
             following = cursor.number + 1
@@ -177,7 +182,7 @@ class MergedText:
         cursor.start, cursor.end = cursor.end, cursor.end + len(cursor.data)
 
     def _seek(self, position: int) -> _Cursor:
-        """Return a cursor at or before a position, not far from it."""
+        """Return a cursor that begins at or shortly before byte `position`."""
         number = bisect_right(self._slices, position, key=lambda each: each.start) - 1
         part = self._slices[number]
         time, start = -1, part.start
@@ -195,7 +200,10 @@ class MergedText:
         return part.start + sum(places) - sum(part.places)
 
     def _offsets_at(self, part: _Slice, time: int) -> list[int]:
-        """Return for each log the offset at which its records of a slice with a time >= `time` (ms) begin."""
+        """Return for each log the offset of its first record in a slice with a time >= `time` (ms).
+
+        For a log without such a record, this is the end of its part of the slice.
+        """
         found = []
         for text, first, end, reached in zip(
             self._texts, part.firsts, part.ends, part.reached, strict=True

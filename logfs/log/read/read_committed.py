@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from logfs.log.segment.batch_scanner import ScannedBatches
     from logfs.log.segment.segment import Segment
 
-    # The aborted transactions by producer id: (first offset, offset of the marker), those of a producer in the order
+    # The aborted transactions of each producer id, each as (first offset, offset of the abort marker), in the order
     # of their markers.
     Aborted = Mapping[int, Sequence[tuple[int, int]]]
 
@@ -55,7 +55,7 @@ def is_aborted(aborted: Aborted, producer_id: int, base_offset: int) -> bool:
 
 
 def aborted_rows(rows: NDArray[np.int64], aborted: Aborted) -> NDArray[np.bool_]:
-    """Return which of some scanned batches belong to `aborted` transactions, as bool[batches]."""
+    """Return which of the scanned batches in `rows` belong to `aborted` transactions, as bool[batches]."""
     found = np.zeros(len(rows), np.bool_)
     kind = rows[:, ATTRIBUTES] & (TRANSACTIONAL_BIT | CONTROL_BIT)
     for number in np.flatnonzero(kind == TRANSACTIONAL_BIT).tolist() if aborted else ():
@@ -78,12 +78,12 @@ _NOTHING_HIDDEN = HiddenRange(0, 0, 0)
 
 
 class CommittedText:
-    """The text of the records that a reader with isolation level read_committed shows; otherwise like `TextView`.
+    """A text view like `TextView`, but only of the records that a reader with isolation level read_committed sees.
 
-    It is the text of all records without the hidden bytes, which are a list of `HiddenRange`s. All transactions below
-    the last stable offset have ended, so ranges are only added at the end, and the view only grows. For example, in a
-    log of the records a, B (aborted) and c, the text of all records is "a\\nB\\nc\\n", and the hidden range [2, 4)
-    leaves "a\\nc\\n".
+    It is the text of all records without the hidden bytes, which a list of `HiddenRange`s names. All transactions
+    below the last stable offset have ended, so ranges are only added at the end, and the view only grows. For
+    example, in a log of the records a, B (aborted) and c, the text of all records is "a\\nB\\nc\\n", and the hidden
+    range [2, 4) leaves "a\\nc\\n".
     """
 
     def __init__(
@@ -96,12 +96,13 @@ class CommittedText:
         self._hidden_ranges = [_NOTHING_HIDDEN]
         self._finding = make_lock(Level.HIDDEN)
         self.first_offset, self.generation = self._all.first_offset, self._all.generation
-        # The offset up to which the hidden ranges are known, and the size of the text up to there.
+        # The offset up to which the hidden ranges are known, and the size (bytes) of the view's text below this
+        # offset.
         self._searched = (self.first_offset, 0)
 
     @property
     def size(self) -> int:
-        """The current size of the view in bytes. Finds the hidden ranges up to the last stable offset."""
+        """The current size of the view in bytes. A use first finds the hidden ranges up to the last stable offset."""
         state = self._reader.state
         stable = state.log_end_offset
         if self._all.is_behind_truncation:
@@ -120,10 +121,12 @@ class CommittedText:
                 if not self._reader.disk.writable:
                     # Another process may have removed some of these segments from the log.
                     left = {each for each in segments if each.base_offset < end} - {*state.segments}
-                # A transaction in a removed segment may be aborted later: the log's segments then list the abort.
+                # A transaction with records in a removed segment may be aborted after the removal: then only the
+                # segments that are still in the log list it.
                 later = state.segments_from(offset) if left else ()
                 aborted = _aborted_between(offset, end, segments, later)
-                # `position_of` may fail, so it precedes `_hide`: otherwise the next search would add ranges twice.
+                # Call `position_of`, which may raise an error, before `_hide` adds ranges: after an error, the next
+                # search would add the same ranges again.
                 stop = self._all.position_of(end)
                 if aborted or left:
                     self._reader.check_may_block()
@@ -143,7 +146,10 @@ class CommittedText:
         return self._all.is_whole
 
     def read(self, position: int, size: int, *, up_to_damage: bool = False) -> bytes:
-        """Return the bytes [position, position + size) as `TextView.read` does, with the same errors."""
+        """Return the bytes [position, position + size) of the view, fewer at its end.
+
+        `up_to_damage` has the same meaning as in `TextView.read`. Raises the errors of `TextView.read`.
+        """
         stop = min(position + size, self.size)
         parts = []
         while position < stop:
@@ -174,7 +180,7 @@ class CommittedText:
         return self._without_hidden(self._all.position_of(offset))
 
     def columns(self, start: int, end: int) -> Columns:
-        """Return the shown records as `TextView.columns` does; `end` is at most the last stable offset."""
+        """Return the shown records in [start, end) as numpy arrays; `end` is at most the last stable offset."""
         _ = self.size
         columns = self._all.columns(start, end)
         renderer = self._all.renderer
@@ -188,7 +194,10 @@ class CommittedText:
         return columns.select(~hidden) if hidden.any() else columns
 
     def offset_for_time(self, timestamp: int, start: int, end: int) -> int | None:
-        """Return the offset of the first shown record from a time on, as `TextView.offset_for_time` does."""
+        """Return the offset of the first shown record in [start, end) with a time of at least `timestamp` (ms).
+
+        Returns None if there is no such record.
+        """
         _ = self.size
 
         def shows(header: Header) -> bool:
@@ -210,17 +219,20 @@ class CommittedText:
     def _without_hidden(self, at: int) -> int:
         """Return the position in this view that corresponds to byte `at` of the text of all records."""
         last = self._hidden_ranges[self._range_at(at)]
-        # If `at` is in the hidden range, return the position of the next shown record.
+        # If `at` is in the hidden range, the `max` term leads to the position of the next shown record; otherwise it
+        # is 0.
         return at - last.hidden + max(last.end - at, 0)
 
     def release_before(self, position: int) -> None:
-        """Note that readers have passed byte `position`, as `TextView.release_before` does."""
-        # This byte lies at or after byte `position` of the text of all records: no segment is released too early.
+        """Note that readers have passed byte `position`: segments before it that left the log need not be kept."""
+        # Byte `position` of the text of all records is the same byte or an earlier one, because that text also has
+        # the hidden bytes. So no segment is released too early.
         self._all.release_before(position)
 
     def _follow_truncation(self, stable: int) -> None:
-        """Drop the hidden ranges above a truncation. If readers were told a larger size, end the view there for good.
+        """Drop the hidden ranges above the offset of a truncation.
 
+        If readers have been told a larger size than the truncation leaves, the view ends permanently at this offset.
         `stable` is the last stable offset after the truncation: a transaction whose marker was cut off is open again.
         """
         offset, told = self._searched
@@ -256,11 +268,11 @@ class CommittedText:
         end: int,
         segments: Sequence[Segment],
     ) -> None:
-        """Add the ranges of the batches of `aborted` transactions with offsets in [start, end).
+        """Hide the batches of `aborted` transactions with offsets in [start, end): add their hidden ranges.
 
-        In a segment that has `left` the log, also hides transactional batches that the log does not have now: since
-        the last search, another process may have aborted their transactions and compacted the log. If an error is
-        raised, such as `WouldBlock` for a segment in a bucket, no range is added, and the next search adds all.
+        The segments in `left` are no longer in the log. In them, also hide each transactional batch that the log has
+        not any more: since the last search, another process may have aborted its transaction and compacted the log.
+        If an error is raised, such as `WouldBlock` for a segment in a bucket, no range is added.
         """
         ranges = self._hidden_ranges[-1:]
         for segment in segments:
@@ -292,9 +304,9 @@ class CommittedText:
     def _add_hidden(
         self, ranges: list[HiddenRange], run: ScannedBatches, hidden: Sequence[int], end: int
     ) -> None:
-        """Add the text of the batches `hidden` (numbers) of `run` to `ranges`, without records from `end` on."""
+        """Add to `ranges` the text of the batches of `run` with the numbers `hidden`, up to the offset `end`."""
         sizes = self._all.renderer.sizes_of(run.text_sizes())
-        # Computed back from the end of the last batch, because the first batch may begin before the view.
+        # Subtract from the end of the last batch, because the first batch may begin before the view.
         ends = self._all.position_of(run.next_offset) - int(sizes.sum()) + np.cumsum(sizes)
         starts = (ends - sizes).tolist()
         next_offsets = run.rows[:, NEXT_OFFSET].tolist()
@@ -317,7 +329,8 @@ Text = TextView | CommittedText
 def _aborted_between(start: int, end: int, *several: Sequence[Segment]) -> Aborted:
     """Return the aborted transactions that may have records in [start, end).
 
-    Each list in `several` begins with the segment that holds `start`. An abort marker may lie at or after `end`.
+    Each list in `several` must begin with the segment that holds `start`. Includes transactions whose abort markers
+    are at or after `end`.
     """
     found: dict[int, set[tuple[int, int]]] = {}
     for segments in several:
@@ -330,7 +343,7 @@ def _aborted_between(start: int, end: int, *several: Sequence[Segment]) -> Abort
 def _entries_between(
     start: int, end: int, segments: Sequence[Segment]
 ) -> Iterator[AbortedTransaction]:
-    """Yield aborted transactions whose markers are not below `start`, until all others begin at or after `end`."""
+    """Yield aborted transactions with markers at or above `start`, until all later ones begin at or above `end`."""
     for segment in segments:
         entries = segment.txn_index.entries
         first = bisect_left(entries, start, key=lambda entry: entry.last_offset)

@@ -1,4 +1,4 @@
-"""Reading a log: by offset, by time, in bulk. `Partition` extends this to a log that grows."""
+"""Reading a log: by offset, by time, in bulk. `Partition` extends this with appends."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ MAX_TIMESTAMP = -3
 
 
 class OffsetAndTimestamp(NamedTuple):
-    """The result of a time lookup. `timestamp` is in ms, -1 where Kafka has none; `leader_epoch` is -1 if unknown."""
+    """The result of a lookup by time.
+
+    `timestamp` is in ms; -1 where Kafka returns no timestamp. `leader_epoch` is -1 if it is unknown.
+    """
 
     offset: int
     timestamp: int
@@ -65,7 +68,7 @@ def _last_batch_before(segment: Segment, offset: int) -> Batch | None:
     batch = segment.find_batch(offset - 1)
     if batch is not None and batch.header.base_offset < offset:
         return batch
-    # Compaction has left a gap before `offset`. The batch before the gap is at or after the index entry.
+    # Compaction has left a gap before `offset`. Search from the last index entry before the gap.
     before: Batch | Damage | None = None
     for found in segment.walk(segment.position_of(offset - 1)):
         first = found.first_offset if isinstance(found, Damage) else found[1].header.base_offset
@@ -105,10 +108,10 @@ class Traffic:
 
 
 class Reader:
-    """Reads a log, as one isolation level shows it. Records in [log_start_offset, log_end_offset) are readable.
+    """A reader of a log at one isolation level. Records in [log_start_offset, log_end_offset) are readable.
 
-    Any thread may read without a lock: each call takes the log's `state` once, sealed segments never change (rule 4),
-    and the active segment is read up to its end.
+    Any thread may read without a lock: each call takes the log's `state` once, sealed segments never change (rule 4
+    of docs/architecture.md), and the active segment is read only up to the end that the writer has published.
     """
 
     if TYPE_CHECKING:
@@ -131,7 +134,7 @@ class Reader:
 
         @property
         def state(self) -> LogState:
-            """The log at this moment; its `log_end_offset` is the end of the records that this reader shows.
+            """The state of the log at this moment; `log_end_offset` is the end of the records that this reader shows.
 
             In a `CommittedReader`, `log_end_offset` is `LogState.stable_end`. If it is below the log start, no record
             is shown.
@@ -158,8 +161,8 @@ class Reader:
         """The partition's number."""
         return self.name.partition
 
-    # Parts of the state. The log may change between two calls: a caller that needs several parts of one moment takes
-    # `state` once.
+    # Single values of the current state. The log may change between two uses: a caller that needs several values of
+    # the same moment must take them from one `state`.
 
     @property
     def segments(self) -> Sequence[Segment]:
@@ -183,12 +186,12 @@ class Reader:
 
     @property
     def last_timestamp(self) -> int:
-        """The timestamp of the last batch (ms); -1 if it has none, or if there is no batch."""
+        """The greatest timestamp of the last batch (ms); -1 if the batch has none, or if there is no batch."""
         return self.log.state.last_timestamp
 
     @property
     def generation(self) -> int:
-        """A number that grows when a new text view may have other bytes than one made before."""
+        """A number that grows when new text views may have different bytes at the same positions than older ones."""
         return self.log.state.generation
 
     @property
@@ -199,12 +202,12 @@ class Reader:
     def shown(self, state: LogState) -> Callable[[Header], bool]:
         """Return a function that takes a batch's header and returns whether readers see the batch's records.
 
-        Control batches are never seen. `state` is the log when the reading began.
+        Control batches are never seen. `state` is the state of the log when the read began.
         """
         return _is_data
 
     def aborted(self, state: LogState) -> Aborted:
-        """Return the aborted transactions below the end of `state` that this reader hides; here none."""
+        """Return the aborted transactions below the end of `state` that this reader hides. A `Log` hides none."""
         return {}
 
     def text(self, view: View, start: int | None = None, end: int | None = None) -> Text:
@@ -324,10 +327,10 @@ class Reader:
         return self._columns(self.batches(first, stop, state), first, stop, state)
 
     def columns_as_of(self, state: LogState, offset: int, end: int) -> Columns:
-        """Return the records in [offset, end) of `state` as `columns` does.
+        """Return the records in [offset, end) of the log as it was in `state`, as numpy arrays.
 
-        Includes the records in segments that have left the log since. Raises the errors of `columns`, and `Gone` if
-        another process has deleted such a segment.
+        Includes records in segments that have since left the log. Raises the errors of `columns`, and `Gone` if
+        another process has deleted the file of such a segment.
         """
         return self._columns(self._batches(offset, end, state), offset, end, state)
 
@@ -381,7 +384,7 @@ class Reader:
             raise self._damage_of(batch, state, error) from None
 
     def _damage_of(self, batch: Batch, state: LogState, error: Corrupt) -> Corrupt:
-        """Return the `DamagedRange` of a batch that raised `error`, or `error` if the segment lost the batch."""
+        """Return a `DamagedRange` for `batch`, whose records raised `error`; return `error` if the batch is gone."""
         segment = state.segments_from(batch.header.base_offset)[0]
         for found in segment.batches_from(batch.header.base_offset):
             if not isinstance(found, Damage):
@@ -390,14 +393,14 @@ class Reader:
 
     @property
     def keys(self) -> KeyIndex:
-        """The key index, which finds the newest record of each key; made at the first use."""
+        """The key index, which finds the newest record of each key. It is made at the first use."""
         with self._making_keys:
             if self._keys is None:
                 self._keys = KeyIndex(self)
             return self._keys
 
     def drop_keys(self) -> None:
-        """Forget the key index because the log has changed. The next use makes another."""
+        """Drop the key index because the log has changed. The next use of `keys` makes a new one."""
         with self._making_keys:
             if self._keys is not None:
                 # A thread that still uses the dropped index must not write its file again.
@@ -414,17 +417,18 @@ class Reader:
         raise AssertionError("the last try returns or raises")
 
     def newest(self, key: bytes) -> Record | None:
-        """Return the newest record with `key`; None if there is none, or its value is null.
+        """Return the newest record with `key`; None if there is no such record, or if its value is null.
 
-        The first call reads the whole log, or the file of the key index and what was appended after it. Raises
-        `Corrupt` for a record in a damaged range, `WouldBlock` in a thread that must not wait, and `OSError`.
+        The first call reads the whole log or, if the key index has a file, the part of the log that the file does not
+        cover. Raises `Corrupt` for a record in a damaged range, `WouldBlock` in a thread that must not wait, and
+        `OSError`.
         """
         return self.until_found(self.keys.newest, key)
 
     def first_offset_from(self, offset: int) -> int | None:
         """Return the offset of the first record at or after `offset`; None if there is none.
 
-        Damage counts as a record: the answer is then its first offset, or `offset` if that is greater.
+        A damaged range counts as a record: the result is then the first offset of the range, but at least `offset`.
         """
         return self.until_found(self._first_offset_from, offset)
 
@@ -441,7 +445,7 @@ class Reader:
                 if not shows(header):
                     continue
                 if header.is_whole and offset <= header.last_offset:
-                    # The header is enough. Decoding would take long for a batch of very many records.
+                    # The batch has a record at each of its offsets, so do not decode it: that may take long.
                     return max(header.base_offset, offset)
                 try:
                     offsets = found[1].offsets()
@@ -453,7 +457,7 @@ class Reader:
         return None
 
     def last_offset(self) -> int | None:
-        """Return the offset of the last record; None if there is none. Raises `DamagedRange` at damage after it."""
+        """Return the offset of the last record; None if there is none. Raises `DamagedRange` if damage follows it."""
         return self.until_found(self._last_offset)
 
     def _last_offset(self) -> int | None:
@@ -467,7 +471,7 @@ class Reader:
             segment = state.segments_from(at - 1)[0]
             batch = _last_batch_before(segment, at)
             if batch is None:
-                # Do not step offset by offset: a segment may begin far above the last batch of the segment before.
+                # Continue in the segment before. Its last batch may end far below the base offset of this segment.
                 at = min(at - 1, segment.base_offset)
                 continue
             if shows(batch.header):
@@ -506,18 +510,19 @@ class Reader:
     def offset_for_time_as_of(
         self, state: LogState, timestamp: int, shows: Callable[[Header], bool] | None
     ) -> OffsetAndTimestamp | None:
-        """Return what `offset_for_time` returned when the log was as in `state`.
+        """Return the result of `offset_for_time` for the log as it was in `state`.
 
-        `shows` returns whether readers see the records of a batch. None stands for `shown=False`.
+        `shows` takes a batch's header and returns whether readers see the batch; None has the meaning of
+        `shown=False`.
         """
         # Skip records below the log start: they were deleted, even if their files are not removed yet.
         for segment in state.segments_from(state.log_start_offset):
             if not segment.size_bytes and not segment.gaps:
-                # Empty, but not by compaction: the segment is new, or its records are lost. The mtime of its file is
-                # not the time of a record.
+                # The segment is empty, but not because of compaction: it is new, or its records are lost. Skip it,
+                # because `largest_timestamp` is the mtime of its file, which is not the time of a record.
                 continue
-            # A segment that compaction emptied counts, too, with the mtime of its file. If this mtime is late enough,
-            # and `shows` is None, later segments are not searched.
+            # For a segment that compaction has emptied, `largest_timestamp` is the mtime of its file. If this is late
+            # enough and `shows` is None, later segments are not searched.
             if segment.largest_timestamp >= timestamp:
                 found = self._first_at(segment, timestamp, state.log_start_offset, shows or _is_any)
                 if found is not None and found.offset >= state.log_end_offset:
@@ -549,10 +554,11 @@ class Reader:
     ) -> OffsetAndTimestamp | None:
         """Return the first record of a segment from offset `start` on with a time of at least `timestamp`, or None.
 
-        Skips damaged batches, and batches that `shows` refuses. Damage in an object store raises `DamagedRange`.
+        Skips damaged batches, and batches for which `shows` returns False. Raises `DamagedRange` for damage in a
+        segment that is read from an object store.
         """
         position, batch = segment.find_batch_at(timestamp, start)
-        # `walk` reads nothing before its first item is needed: the record may be in `batch`.
+        # Look in `batch` first: `walk` reads nothing before its first item is needed.
         walked = segment.walk(position, chunk_bytes=POINT_READ_BYTES)
         for found in walked if batch is None else chain([(position, batch)], walked):
             if isinstance(found, Damage):
@@ -580,7 +586,7 @@ class Reader:
         if entry.timestamp < 0:
             header = segment.header(0)
             if header is not None and header.magic == 0:
-                # Messages of magic 0 cannot have timestamps, so none is the greatest.
+                # Messages of magic 0 have no timestamps, so there is no greatest timestamp.
                 return None
             return OffsetAndTimestamp(start, NO_TIMESTAMP)
         found = self._first_at(segment, entry.timestamp, start, _is_any)

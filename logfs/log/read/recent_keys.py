@@ -58,7 +58,7 @@ def _newest_batches(reader: Reader, state: LogState) -> Iterator[Batch]:
                 batches.extend(reader.batches(start, stop, state))
                 break
             except DamagedRange as damage:
-                # Go on after the damage, as the key index does.
+                # Continue after the damage: the key index skips it, too.
                 start = damage.next_offset
         left -= sum(batch.header.size_bytes for batch in batches)
         yield from (batch for batch in reversed(batches) if shows(batch.header))
@@ -67,7 +67,7 @@ def _newest_batches(reader: Reader, state: LogState) -> Iterator[Batch]:
 
 
 def _start(segment: Segment, stop: int, size_bytes: int) -> int:
-    """Return an offset below `stop` at which about the last `size_bytes` of the .log file before `stop` begin."""
+    """Return an offset from which on about `size_bytes` bytes of the .log file follow before the offset `stop`."""
     last = segment.position_of(stop - 1)
     offsets = range(segment.base_offset, stop - 1)
     return segment.base_offset + bisect_left(

@@ -1,8 +1,8 @@
-"""The text of a segment's records: blocks of it are rendered from batches and cached.
+"""The text of a segment's records. It is rendered from the batches in blocks, which are cached.
 
-The text indexes tell which bytes stand for which records, and a block begins at one of their entries. For example,
-the block of the entry (10, 4096, 700) is rendered from the batches at byte 4096 of the .log file, which begin with
-offset 10, and its first byte is byte 700 of the segment's text.
+A text index maps bytes of a segment's text to batches, and each block begins at an entry of this index. For example,
+the block at the entry (10, 4096, 700) is rendered from the batches that begin at byte 4096 of the .log file, with
+offset 10. The first byte of the block is byte 700 of the segment's text.
 """
 
 from __future__ import annotations
@@ -32,18 +32,21 @@ if TYPE_CHECKING:
     from logfs.log.segment.segment_end import SegmentEnd
     from logfs.log.segment.text_index import TextEntry, TextIndex
 
-# How many bytes of a .log file are rendered at once. More bytes cost latency, fewer bytes cost calls.
+# How many bytes of a .log file are rendered at once. With more, a small read takes longer; with fewer, a large read
+# needs more calls.
 BLOCK_BYTES = 256 * 1024
-# The same for a sequential read: the kernel asks for this much in one request.
+# How many bytes of a .log file are rendered at once for a sequential read: the kernel requests this much at a time.
 _AHEAD_BYTES = 1024 * 1024
-# The limit of a process's `BlockCache`.
+# The size limit (bytes) of the `BlockCache` of a process.
 _CACHE_BYTES = 32 * 1024 * 1024
-# The most text in a block, unless the batches between two index entries have more.
+# The size limit (bytes) of the text of a block. Only the batches between two neighbouring index entries may have
+# more.
 _BLOCK_TEXT_BYTES = 16 * 1024 * 1024
-# The memory that a block takes besides its text. It counts, because appends of lines make very many small blocks.
+# The memory (bytes) that a cached block takes besides its text. This matters, because there are very many small
+# blocks after appends of single lines.
 _BLOCK_COST_BYTES = 1024
-# Up to this many bytes of log are rendered in a thread that must not wait, unless they are compressed, damaged or in
-# an old format. Rendering them takes a third of a millisecond.
+# Up to this many bytes of a .log file are rendered in a thread that must not wait, unless they are compressed,
+# damaged or in an old format. Rendering them takes a third of a millisecond.
 _INLINE_BYTES = {View.LINES: _AHEAD_BYTES, View.ENVELOPES: BLOCK_BYTES // 2}
 
 
@@ -58,8 +61,8 @@ class RenderedRange(NamedTuple):
 class Block(NamedTuple):
     """Consecutive ranges of a segment's text, valid while `Segment.content` is the object `content`.
 
-    `next_number` is the number of the text index entry at which the next block begins. In the last block of a segment
-    it is None, and the block is valid only while the segment's end is `segment_end`.
+    `next_number` is the number of the text index entry at which the next block begins; None for the last block of the
+    segment. This last block is valid only while the segment's end is `segment_end`.
     """
 
     content: object
@@ -76,9 +79,10 @@ _NO_BLOCK = Block(None, [RenderedRange(0, 0, memoryview(b""))], 0)
 
 
 class BlockCache:
-    """A cache of the blocks used last, for all views of a process. Any thread may use it.
+    """A cache of the most recently used blocks, for all text views of a process. Any thread may use it.
 
-    A block's key is its input: `Segment.content`, its start and end in the .log file, the view and its prefix.
+    The key of a block is all that its text depends on: `Segment.content`, the first and the end byte of its batches
+    in the .log file, the kind of view, and the beginning of each envelope.
     """
 
     def __init__(self, limit_bytes: int = _CACHE_BYTES) -> None:
@@ -96,7 +100,7 @@ class BlockCache:
             return ranges
 
     def put(self, key: tuple[object, ...], ranges: list[RenderedRange]) -> None:
-        """Keep a block. If the cache is full, the blocks unused for longest are dropped."""
+        """Add a block. If the cache is full, drop the least recently used blocks."""
         with self._lock:
             if key not in self._blocks:
                 self._size_bytes += _weight(ranges)
@@ -124,31 +128,31 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class TextRenderer:
-    """The text of segments in one view: sizes from the text index, bytes from the log.
+    """Renders the text of segments in one kind of view. Sizes come from the text index, and text from the batches.
 
     Any thread may use it. A thread that must not wait gets `WouldBlock`.
     """
 
     def __init__(self, log: Reader, view: View) -> None:
         self.view = view
-        # The beginning of each envelope; lines have none.
+        # The beginning of each JSON envelope of the partition; lines have no such beginning.
         self.prefix = envelope.prefix(log.name)
         self._log = log
-        # Replaced whole, so that any thread may read it.
+        # The block rendered last. It is immutable, and replaced by one assignment, so any thread may read it.
         self._last_block = _NO_BLOCK
 
     def size_of(self, size: TextSize) -> int:
-        """Return how many bytes the records that `size` counts take in this view."""
+        """Return how many bytes a text takes in this view; `size` has its sizes in all views."""
         return size.size(self.view, len(self.prefix))
 
     def sizes_of(self, texts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the bytes that each row of `texts`, int64[n, 3] (a `TextSize`), takes in this view; as int64[n]."""
+        """Return text sizes in this view (bytes), as int64[n]; each row of `texts`, int64[n, 3], is a `TextSize`."""
         if self.view is View.LINES:
             return texts[:, 1]
         return texts[:, 2] + texts[:, 0] * len(self.prefix)
 
     def forget_block(self) -> None:
-        """Drop the reference to the block rendered last; its segment may not be needed any more."""
+        """Drop the reference to the block rendered last, because its segment may not be needed any more."""
         self._last_block = _NO_BLOCK
 
     def text_before(self, segment: Segment, offset: int) -> int:
@@ -179,11 +183,13 @@ class TextRenderer:
                 continue
             before += first
             later += second
-        # The size of the unreadable text. All of it belongs to one damage, as in `_render_carefully`.
+        # The size (bytes) of the text that cannot be read. One damaged range gets all of it, as in
+        # `_render_carefully`.
         missing = self.size_of(after) - self.size_of(entry.before) - before - later
         if missing < 0 or (missing and not damages):
             raise _disagreement(index, f" at offset {offset}")
-        # Damage up to byte `end` covers all offsets before the next entry, so it does not end before `offset`.
+        # Count the unreadable text only if the damage that gets it ends before `offset`. Damage up to byte `end` does
+        # not, because it covers all offsets before the next entry.
         if damages:
             damage = _damage_with_text(damages)
             if damage.end < end and damage.next_offset <= offset:
@@ -191,7 +197,10 @@ class TextRenderer:
         return self.size_of(entry.before) + before
 
     def _split(self, batch: Batch, offset: int) -> tuple[int, int]:
-        """Return the text sizes (bytes) of a batch's records below an offset and of its others. Raises `Corrupt`."""
+        """Return the text size (bytes) of a batch's records below `offset`, and that of its other records.
+
+        Raises `Corrupt` if the records are malformed.
+        """
         header = batch.header
         size = self.size_of(rendering.measure(batch))
         if header.last_offset < offset or header.is_control:
@@ -212,7 +221,7 @@ class TextRenderer:
         if is_last and (found := last_block.range_at(at)):
             return found
         if is_last and at == last_block.ranges[-1].end and last_block.next_number is not None:
-            # A sequential read continues where the last block ended.
+            # This is a sequential read: it continues where the last block ended.
             first, ahead = last_block.next_number, _AHEAD_BYTES
             while first + 1 < len(index) and self.size_of(index[first + 1].before) <= at:
                 # Between these two entries there are only batches without text, such as markers.
@@ -224,7 +233,7 @@ class TextRenderer:
         limit = self.size_of(entry.before) + _BLOCK_TEXT_BYTES
         end, end_text, inside = _begin_of(last, index, segment_end)
         if self.size_of(end_text) > limit:
-            # A short part of the log may decompress to a great deal of text.
+            # End the block earlier: a few compressed batches may have a great deal of text.
             last = max(index.number_of_text(limit, self.view, len(self.prefix)), first + 1)
             end, end_text, inside = _begin_of(last, index, segment_end)
         key = (content, entry.position, end, self.view, self.prefix)
@@ -249,7 +258,7 @@ class TextRenderer:
     ) -> list[RenderedRange]:
         """Return the text of a segment's batches, from the batch of `entry` up to position `end` of the .log file.
 
-        `after` is the size of the segment's text up to there.
+        `after` is the size of the segment's text up to position `end`.
         """
         if end - entry.position > _INLINE_BYTES[self.view]:
             self._log.check_may_block()
@@ -266,7 +275,7 @@ class TextRenderer:
         return self._render_carefully(segment, entry, end, at, stop)
 
     def _render_scanned(self, scanned: ScannedBatches, size: int) -> memoryview | None:
-        """Return the text of scanned batches; None if records are malformed, or if its size is not `size`."""
+        """Return the text of scanned batches; None if records are malformed, or if the text has not `size` bytes."""
         lines = self.view is View.LINES
         whole = scanned.render_lines(size) if lines else scanned.render_envelopes(self.prefix, size)
         if whole is not None:
@@ -289,9 +298,10 @@ class TextRenderer:
     def _render_carefully(
         self, segment: Segment, entry: TextEntry, end: int, at: int, stop: int
     ) -> list[RenderedRange]:
-        """Return the text of batches from an entry up to byte `end` of the .log file, some damaged or in old formats.
+        """Return the text of batches, some of which may be damaged or in old formats.
 
-        The text is [at, stop) of the segment's text. The bytes that no readable batch has belong to the first damage.
+        The batches are those from `entry` up to byte `end` of the .log file, and their text is bytes [at, stop) of
+        the segment's text. The bytes that come from no readable batch belong to one damage (`_damage_with_text`).
         """
         self._log.check_may_block()
         texts: list[memoryview | Damage] = []
@@ -315,7 +325,7 @@ class TextRenderer:
         ranges = []
         taker = _damage_with_text(damaged)
         for part in texts:
-            # The indexes tell only the size of all unreadable text together: the first damage that has bytes gets it.
+            # The index tells only the total size of the unreadable text, so one damage gets all of it.
             unread = missing if part is taker else 0
             size = unread if isinstance(part, Damage) else len(part)
             ranges.append(RenderedRange(at, at + size, part))
@@ -326,7 +336,8 @@ class TextRenderer:
 def _begin_of(number: int, index: TextIndex, segment_end: SegmentEnd) -> tuple[int, TextSize, bool]:
     """Return the position of the text index entry `number`, the size of the text before the entry, and True.
 
-    Without such an entry below the segment's end, return the segment's size, the size of its whole text, and False.
+    If there is no such entry before the end of the segment, return the size of the segment, the size of its whole
+    text, and False.
     """
     if number < len(index):
         _, position, before = index[number]

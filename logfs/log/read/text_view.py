@@ -1,4 +1,4 @@
-"""The text of a partition as one long file. The text indexes tell which bytes stand for which records."""
+"""The text of a partition as one long file. The text indexes map bytes of this text to records."""
 
 from __future__ import annotations
 
@@ -34,10 +34,11 @@ NO_READER = sys.maxsize
 class TextView:
     """The records from offset `start` on, up to `end` or to the growing log end, as one text.
 
-    Byte 0 is the first byte of the first record at or after `start`. The view only grows: it keeps its segments
-    after they have left the log, so that the same bytes can be read again (rule 4), until `release_before` permits it
-    to release them. After the log's `generation` has changed, this view still grows, but a new view may have other
-    bytes. If the log is truncated below the size that readers were told, the view ends there for good.
+    Byte 0 is the first byte of the first record at or after `start`. The view only grows: it keeps its segments after
+    they have left the log (rule 4 of docs/architecture.md), so that the same bytes can be read again until
+    `release_before` is called for them. After the log's `generation` has changed, this view still grows, but a new
+    view may have different bytes at the same positions. If a truncation of the log removes records of which readers
+    have been told, the view ends permanently at the offset of the truncation.
 
     Any thread may use it. A thread that must not wait gets `WouldBlock`, and repeats the call in another thread.
     """
@@ -54,19 +55,20 @@ class TextView:
         # The segments of the log after those in `_segments`, as far as the view has listed them.
         self._ahead: list[Segment] = []
         self._extending = make_lock(Level.TEXT)
-        # The byte that readers have passed, as `release_before` reported it.
+        # Readers have passed the bytes before this position, by the last call of `release_before`.
         self._passed = 0
         with log.disk.hold(self._extending):
-            # Registered first: from here on a log that this process writes calls `pin` before a segment leaves it.
+            # Register the view before the segments are listed: from now on, a log that this process writes calls
+            # `pin` before it drops a segment.
             log.views.add(self)
             state = log.state
             first = max(state.log_start_offset, 0 if start is None else start)
             reached, *self._ahead = state.segments_from(first)
             self._segments.append((0, reached))
-        # Once the log has a higher generation than this, a new view may have other bytes.
+        # Once the log has a higher generation than this, a new view may have different bytes at the same positions.
         self.generation = state.generation
         self._truncations = state.truncations
-        # The greatest size that readers have been told.
+        # The greatest size (bytes) that readers have been told.
         self._told = 0
         self._end_offset = end
         self._fixed_size: int | None = None
@@ -102,11 +104,11 @@ class TextView:
         return self.log.state.truncations is not self._truncations
 
     def follow_truncation(self, has_shown: Callable[[int], bool]) -> tuple[int, bool] | None:
-        """Follow the truncations of the log since the last call. Only the lowest of their offsets counts.
+        """Adapt the view to the truncations of the log since the last call: to the lowest of their offsets.
 
         `has_shown` takes this offset, and returns whether readers have been told of a record at or after it. If so,
         or if the offset is below `first_offset`, the view ends at the offset. Otherwise the view continues with the
-        next appends. Returns the offset, and whether the view ends there; None if the log was not truncated.
+        next appends. Returns the offset, and whether the view ends at it; None if the log was not truncated.
         """
         known, state = self._truncations, self.log.state
         if state.truncations is known:
@@ -132,7 +134,7 @@ class TextView:
 
     @property
     def is_whole(self) -> bool:
-        """Whether byte 0 can still be read: after `release_before`, its segment may have been released."""
+        """Whether byte 0 can still be read: the segment with this byte may have been released (`release_before`)."""
         return self._origin is None or self._segments[0][0] <= self._origin
 
     def read(self, position: int, size: int, *, up_to_damage: bool = False) -> bytes:
@@ -170,7 +172,7 @@ class TextView:
     def release_before(self, position: int) -> None:
         """Note that readers have passed byte `position`: earlier segments that left the log need not be kept.
 
-        The next `pin` releases them: with `NO_READER` all of them, otherwise all but the last `KEPT_SEGMENTS`.
+        The next `pin` releases these segments, except for the last `KEPT_SEGMENTS`; with `NO_READER`, all of them.
         """
         self._passed = position
         if position == NO_READER:
@@ -199,7 +201,8 @@ class TextView:
 
         Also releases segments that have left the log and that readers have passed (`release_before`).
         """
-        # An error is for the readers of the view: it must not prevent the log from dropping its segments.
+        # An error must not prevent the log from dropping its segments. The readers of the view get the error
+        # themselves.
         with suppress(LogfsError, OSError):
             self._keep_segments()
 
@@ -232,7 +235,8 @@ class TextView:
 
     def _look_ahead(self) -> None:
         if self.is_behind_truncation:
-            # The view may end with a segment that was cut off. Add the next segments only after `follow_truncation`.
+            # The last segment of the view may have been truncated away. Call `follow_truncation` before adding
+            # segments.
             return
         last = self._ahead[-1] if self._ahead else self._segments[-1][1]
         end = last.next_base
@@ -247,7 +251,7 @@ class TextView:
             self._ahead += following
 
     def _extend(self) -> None:
-        """Add the segments that the log has begun since the last call."""
+        """Add the segments that the log has added since the last call."""
         if not self._ahead and self._segments[-1][1].next_base is None:
             return
         with self.log.disk.hold(self._extending):
@@ -294,21 +298,24 @@ class TextView:
         return found and found.offset
 
     def _state(self, start: int, end: int) -> LogState:
-        """Return the log from `start` to `end` as the view keeps it, with segments that have left it."""
+        """Return a state of the log from `start` to `end` that has the view's segments, even if they left the log."""
         segments = tuple(segments_from(self.segments, start))
         return self.log.state._replace(
             segments=segments, log_start_offset=start, log_end_offset=end
         )
 
     def _find_origin(self) -> int | None:
-        """Return the byte, from the first segment's start, at which `first_offset` begins; None above the log end."""
+        """Return where byte 0 of the view is in the text of the view's original first segment; None if not known yet.
+
+        The position is in bytes of text. It is not known while `first_offset` is above the log end.
+        """
         if self._origin is None and self.first_offset <= self.log.state.log_end_offset:
             self._extend()
             self._origin = self._position_of(self.first_offset)
         return self._origin
 
     def _position_of(self, offset: int) -> int:
-        """Return the byte, from the first segment's start, at which the records from `offset` on begin."""
+        """Return where the records from `offset` on begin, counted like the result of `_find_origin`."""
         segments = self._segments
         number = bisect_right(segments, offset, key=lambda pair: pair[1].base_offset) - 1
         if number < 0:
@@ -318,14 +325,17 @@ class TextView:
 
 
 class ViewRegistry:
-    """The text views of a log: `pin` makes them keep its segments before some leave it. Any thread may use it."""
+    """The text views of a log. Any thread may use it.
+
+    Before segments leave the log, `pin` makes the views keep all segments that the log has.
+    """
 
     def __init__(self) -> None:
         self._views: WeakSet[TextView] = WeakSet()
         self._lock = make_lock(Level.VIEWS)
 
     def add(self, view: TextView) -> None:
-        """Register a view, so that it keeps its segments when some of them are about to leave the log."""
+        """Register a view, so that `pin` makes it keep its segments."""
         with self._lock:
             self._views.add(view)
 

@@ -12,7 +12,7 @@ directory that another process writes.
 - `layouts`: which objects a segment has, and where in them each file of the segment is.
 - `bucket_listing`: which partitions and which files of segments a bucket holds.
 - `bucket_disk`: the `Disk` of a bucket, as a directory tree of its partitions and their files.
-- `tiered_disk`: the `Disk` of remote segments that are known by their descriptions.
+- `tiered_disk`: the `Disk` of remote segments that are known from their metadata.
 - `segment_upload`: copies a segment, and reads it back.
 - `disks`: which disk reads a log directory.
 """

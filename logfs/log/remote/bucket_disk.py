@@ -7,9 +7,9 @@
             leader-epoch-checkpoint, partition.metadata
 
 A broker copies segments into a bucket, and deletes them there. So a bucket is read as a log directory that another
-process writes: the identities of its files tell one copy of a segment from another, and its directories have new
-modification times when a later listing shows other files. Two replicas may have rolled at different offsets, so that
-their copies overlap: a .log file then ends where the next one begins.
+process writes: each copy of a segment has files with different identities (inode numbers), and a directory gets a new
+modification time when a later listing shows different files. Two replicas may have rolled at different offsets, so
+that their copies of segments overlap: a .log file is then shown only up to where the next one begins.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# How old a listing may be, in seconds: a request of a listing costs as much as ten of a chunk.
+# How old a listing may become, in seconds: a list request costs as much as ten requests for a chunk.
 _LISTING_SECONDS = 30.0
-# A listing is not repeated within this time, even if it seems to be outdated.
+# A listing is not repeated within this time (seconds), even if it seems to be outdated.
 _DOUBT_SECONDS = 1.0
 _SECOND_NS = 1_000_000_000
 
 
 class _NoLock(nullcontext[None]):
-    """A lock that never blocks, as `Disk.naming` of a bucket: no object is renamed while it is opened."""
+    """A lock that does nothing. It serves as `Disk.naming` of a bucket, in which objects are never renamed."""
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         return True
@@ -68,14 +68,14 @@ class _NoLock(nullcontext[None]):
 
 
 class _Listing(Generic[T]):
-    """A cached listing. A use after more than 30 s lists again.
+    """A cached listing. `get` lists again if the listing is older than 30 s.
 
     If listing fails, or in a thread that must not wait, the old listing stays in use. While one thread lists again,
     other threads use the old listing.
     """
 
     def __init__(self, disk: Disk, what: Path, look: Callable[[], T]) -> None:
-        """Cache the results of `look`, which lists `what`. `disk` knows which thread must not wait."""
+        """Cache the results of `look`, which lists the directory `what`. `disk` knows which threads must not wait."""
         self._disk = disk
         self._what = what
         self._look = look
@@ -125,15 +125,15 @@ class _Listing(Generic[T]):
         self._when = time.monotonic()
         if found != before:
             self.found = found
-            # One second in the past, because readers do not trust a time that is close to now (`stat_settled`).
+            # Use a time one second ago, because readers do not trust a time that is close to now (`stat_settled`).
             self.changed_ns = time.time_ns() - _SECOND_NS
         return found
 
 
 class StoredEntry(NamedTuple):
-    """A file of a partition: the file of `segment` with `suffix` or, without a segment, the bytes `content`.
+    """A file of a partition: the file of `segment` with `suffix` or, if `segment` is None, the bytes `content`.
 
-    `following` is the segment after `segment`, None for the last.
+    `following` is the segment after `segment`; None if `segment` is the last.
     """
 
     segment: BucketSegment | None
@@ -145,7 +145,7 @@ class StoredEntry(NamedTuple):
 class _Partition(NamedTuple):
     """A partition as it was listed: its segments, and its files by name.
 
-    If the topic was deleted and created again, its partition has another `identity`.
+    `identity` changes when the topic is deleted and created again.
     """
 
     identity: int
@@ -156,14 +156,14 @@ class _Partition(NamedTuple):
 def _partition_of(place: PartitionPlace, segments: Sequence[BucketSegment]) -> _Partition:
     metadata = format_partition_metadata(text_to_uuid(place.topic_id))
     files = {names.PARTITION_METADATA: StoredEntry(None, "", content=metadata)}
-    # Not strict: without a complete copy there is no segment, but the second list still has one item.
+    # Not strict: if there are no segments, the second list still has one item.
     for segment, following in zip(segments, [*segments[1:], None], strict=False):
         for suffix in segment.files:
             entry = StoredEntry(segment, suffix, following)
             if suffix in names.SEGMENT_FILES:
                 files[names.stem(segment.start_offset) + suffix] = entry
             elif suffix == names.SNAPSHOT and following is not None:
-                # The state of the producers after the segment.
+                # The snapshot has the state of the producers after the segment, so it is named after the next one.
                 files[names.stem(following.start_offset) + suffix] = entry
     if segments:
         files[names.LEADER_EPOCHS] = StoredEntry(segments[-1], EPOCHS)
@@ -172,7 +172,7 @@ def _partition_of(place: PartitionPlace, segments: Sequence[BucketSegment]) -> _
 
 @dataclass(slots=True, eq=False)
 class BucketFile(File):
-    """An open file of a bucket. It has no descriptor."""
+    """An open file of a bucket. It has no file descriptor."""
 
     entry: StoredEntry
 
@@ -180,8 +180,9 @@ class BucketFile(File):
 class BucketDisk(ReadOnlyDisk):
     """The directory tree of a bucket. Every method may raise `RemoteStorageError`.
 
-    In the thread that called `forbid_blocking`, and within `run_without_network`, methods that need a listing or an
-    object raise `WouldBlock`, unless the listing is known or the chunk is open.
+    In the thread that called `forbid_blocking`, and within `run_without_network`, a method that needs a listing or
+    the bytes of an object raises `WouldBlock`, unless the listing is in memory, or the chunk of the object that has
+    the bytes is one of the chunks that `ChunkReader` keeps open.
     """
 
     is_remote = True
@@ -196,15 +197,16 @@ class BucketDisk(ReadOnlyDisk):
     ) -> None:
         """Read the bucket at `root`. No request is sent yet.
 
-        `cache_bytes` is the limit of the cache of chunks. `home` is the directory part of `root`, s3://b/kafka for
-        s3://b/kafka/prod-; None means `root`. With `looks_again`, an object is missing only if the store says so
-        three times. The first request raises `InvalidStore` if the bucket cannot be used.
+        `cache_bytes` is the size limit of the cache of chunks. `home` is the directory part of `root`, for example
+        s3://b/kafka if `root` is s3://b/kafka/prod-; None means `root`. With `looks_again`, an object counts as
+        missing only if the store says so three times. The first request raises `InvalidStore` if the bucket cannot be
+        used.
         """
         super().__init__()
         self.naming = _NoLock()  # type: ignore[assignment]
         self.root = root
         self.objects = ObjectStore(home or root, looks_again=looks_again)
-        # For the files of the cache.
+        # Reads and writes the files of the cache.
         self._local = Disk()
         self.share_blocking(self._local)
         self.chunks = ChunkReader(self.objects, self._local, ChunkCache(cache_bytes))
@@ -212,7 +214,7 @@ class BucketDisk(ReadOnlyDisk):
         self._partitions: dict[str, _Listing[_Partition]] = {}
 
     def check_may_block(self) -> None:
-        """Raise `WouldBlock` in a thread that must not wait for the network: most long calls here wait for it."""
+        """Raise `WouldBlock` in a thread that must not wait for the network, as most long calls of this disk do."""
         self.check_may_fetch()
 
     def release(self) -> None:
@@ -221,7 +223,7 @@ class BucketDisk(ReadOnlyDisk):
     def read_afresh(self) -> None:
         self.chunks.read_afresh()
 
-    # Names and directories.
+    # Methods for names and directories.
 
     def scan(self, path: Path) -> Iterator[Entry]:
         below = self._below(path)
@@ -275,7 +277,7 @@ class BucketDisk(ReadOnlyDisk):
         return {name.directory: places for name, places in sorted(found.items())}
 
     def _partition(self, path: Path) -> _Listing[_Partition]:
-        """Return the listing of the partition at a path. Raises `FileNotFoundError` if there is none."""
+        """Return the listing of the partition at a path. Raises `FileNotFoundError` if there is no such partition."""
         name = path.name
         if name not in self._places.get():
             self._places.doubt()
@@ -298,11 +300,11 @@ class BucketDisk(ReadOnlyDisk):
         for number, segment in enumerate(segments):
             before = known.get(segment.identity)
             if before is not None and before.objects == segment.objects:
-                # A copy that is known keeps its Python object, which may have read the manifest already.
+                # Keep the object of a copy that was listed before, because it may have read the manifest already.
                 segments[number] = before
         return _partition_of(place, segments)
 
-    # Files.
+    # Methods for files.
 
     def read(self, file: File, position: int, size: int) -> memoryview:
         stored = self._stored(file)
@@ -359,7 +361,10 @@ class BucketDisk(ReadOnlyDisk):
         return bytes(self.read(file, 0, self.size(file)))
 
     def _stored(self, file: File) -> StoredFile | bytes:
-        """Return where a file is, or its bytes if they are in no object. Raises `WouldBlock` and manifest errors."""
+        """Return where in the bucket a file is stored, or the bytes of the file if no object contains it.
+
+        Raises `WouldBlock`, and the errors of reading the manifest of the segment.
+        """
         entry = _entry(file)
         if entry.segment is None:
             return entry.content
@@ -368,32 +373,35 @@ class BucketDisk(ReadOnlyDisk):
 
     @contextmanager
     def _noticing_loss(self, file: File) -> Iterator[None]:
-        """A context in which a missing object raises the error of `lost` instead of `FileNotFoundError`."""
+        """If an object is missing in the `with` block, raise the error of `lost` instead of `FileNotFoundError`."""
         try:
             yield
         except FileNotFoundError as error:
             raise self.lost(file, error) from None
 
     def lost(self, file: File, error: FileNotFoundError) -> Exception:
-        """Return the error for a file whose object is missing, and have its partition listed again."""
+        """Return the error to raise for a file whose object is missing; let the next use list the partition again."""
         self._partition(file.path.parent).doubt()
         return Gone(f"{error.filename}: was deleted in the bucket; read again")
 
     def read_small(self, stored: StoredFile, *, again: bool = False) -> bytes:
-        """Return the content of a small file of a segment; with `again`, fetch it again first."""
+        """Return the content of a small file of a segment. With `again`, fetch it even if it is cached."""
         if again:
             self.chunks.fetch_again(stored, 0, stored.size)
         return bytes(self.chunks.read(stored, 0, stored.size, lambda: None))
 
     def _following(self, file: File) -> StoredFile | None:
-        """Return the .log file that follows `file`; None if `file` is the last, or no .log file."""
+        """Return the .log file of the next segment; None if `file` is no .log file, or if its segment is the last."""
         entry = _entry(file)
         if entry.following is None or entry.suffix != names.LOG:
             return None
         return entry.following.file(names.LOG, self)
 
     def _end_before(self, segment: BucketSegment, log: StoredFile, offset: int) -> int:
-        """Return the position in a .log file at which the batches at or after `offset` begin, usually its end."""
+        """Return the position of the first batch at or above `offset` in a .log file; its size if there is none.
+
+        As a rule there is none: `offset` is the base offset of the next segment.
+        """
         if segment.end_offset is not None and segment.end_offset < offset:
             return log.size
         index = segment.file(names.OFFSET_INDEX, self)
@@ -403,7 +411,7 @@ class BucketDisk(ReadOnlyDisk):
         number = np.searchsorted(entries[:, 0], offset - segment.start_offset)
         position = int(entries[number - 1, 1]) if number else 0
         if not 0 <= position < log.size:
-            # A damaged entry.
+            # The index entry is damaged: search from the beginning.
             position = 0
         while position < log.size:
             head = self.chunks.read(log, position, LENGTH_OVERHEAD, lambda: None)
@@ -411,7 +419,7 @@ class BucketDisk(ReadOnlyDisk):
                 return log.size
             first, length = START.unpack_from(head)
             if length <= 0:
-                # Damage, which its readers report.
+                # The batch is damaged. Show the whole file: readers of the log find the damage and report it.
                 return log.size
             if first >= offset:
                 return position
@@ -437,7 +445,7 @@ def missing(path: Path) -> FileNotFoundError:
 
 
 def identity_of(text: str) -> int:
-    """Return the identity of a file or directory with the unique name `text`."""
+    """Return the identity, in place of an inode number, of a file or directory with the unique name `text`."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big") | 1
 
 

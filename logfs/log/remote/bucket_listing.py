@@ -3,7 +3,7 @@
 Both layouts are recognised, that of Aiven's plugin and that of Kafka's `LocalTieredStorage`, also side by side. A
 segment counts if its copy is complete: in Aiven's layout with its log, indexes and manifest, in the other with every
 file but the `.txnindex` and the text index, which are optional. Of several copies that begin at the same offset, the
-newest counts.
+newest is used.
 """
 
 from __future__ import annotations
@@ -96,9 +96,10 @@ def _partitions_in(store: ObjectStore, prefix: str, directory: str) -> Iterator[
 def list_segments(
     store: ObjectStore, places: Iterable[PartitionPlace]
 ) -> tuple[PartitionPlace, list[BucketSegment]]:
-    """Return the segments of a partition in the order of their offsets, and their place.
+    """Return the place of a partition, and the segments at this place in the order of their offsets.
 
-    Of several places, the one with the newest object counts: the topic was deleted and created again.
+    If there are several places, as after the topic was deleted and created again, the one with the newest object is
+    used.
     """
     found = [(place, _segments_in(store, place)) for place in places]
     return max(found, key=lambda each: max((s.modified_ms for s in each[1]), default=-1))
@@ -113,7 +114,7 @@ def _segments_in(store: ObjectStore, place: PartitionPlace) -> list[BucketSegmen
 def copies_in(
     store: ObjectStore, layout: type[BucketSegment], prefix: str, place: str
 ) -> dict[SegmentKey, BucketSegment]:
-    """Return the complete copies of segments below `prefix`; `place` is that of `PartitionPlace`."""
+    """Return the complete copies of segments below `prefix`; `place` is the same as in `PartitionPlace`."""
     copies: dict[SegmentKey, dict[str, StoredObject]] = {}
     for each in store.objects(prefix):
         parsed = layout.parse(each.key, place)

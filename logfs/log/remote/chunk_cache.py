@@ -1,10 +1,11 @@
-"""Chunks of objects that were fetched, kept in files, so that they are fetched once.
+"""A cache of chunks of objects in files, so that each chunk is fetched only once.
 
 The files are in the user's cache directory, `$XDG_CACHE_HOME/logfs/chunks` (by default below `~/.cache`), and any
 number of processes share them. A file is named after a digest of the object and the chunk, and ends in a CRC-32C of
-its bytes, which is checked when the file is opened: a damaged file is fetched again. A file gets its name by a rename
-when it is complete. If all files together exceed the limit, those that were unused for longest are removed; a process
-that has one open can still read it. Without a usable cache directory, chunks are kept in memory.
+the chunk's bytes, which is checked when the file is opened: if it is wrong, the chunk is fetched again. A file gets
+its name by a rename when it is complete. If all files together exceed the size limit, the least recently used files
+are removed; a process that has such a file open can still read it. Without a usable cache directory, chunks are kept
+in memory.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ LIMIT_BYTES = 4 << 30
 """The size that the files may have together by default."""
 
 _CRC_BYTES = 4
-# The sizes of the files are added up each time this process has written the limit divided by this number.
+# The total size of the cached files is checked each time this process has written a 16th of the size limit.
 _SHARE = 16
 
 
@@ -43,11 +44,11 @@ class ChunkCache:
         self._limit = limit_bytes
         self._disk = Disk()
         self._counting = make_lock(Level.CACHE)
-        # The bytes that this process has written since it added up the files; the limit if it has not done so yet.
+        # The bytes that this process has written since it last checked the total size; the limit if it never has.
         self._written = limit_bytes
 
     def load(self, name: str) -> File | None:
-        """Return the open file of a chunk, None if it is not cached. The CRC follows the bytes of the chunk."""
+        """Return an open file with the bytes of a chunk, followed by their CRC; None if the chunk is not cached."""
         path = self._path(name)
         if path is None:
             return None
@@ -66,7 +67,7 @@ class ChunkCache:
         return file
 
     def save(self, name: str, data: Buffer) -> File:
-        """Keep the bytes of a chunk, and return an open file of them."""
+        """Add a chunk to the cache or, if that fails, keep it in memory; return an open file with its bytes."""
         path = self._path(name)
         if path is not None:
             try:
@@ -76,13 +77,13 @@ class ChunkCache:
         return self.hold(name, data)
 
     def hold(self, name: str, data: Buffer) -> File:
-        """Return an open file of the bytes of a chunk, in memory only: `load` does not find it."""
+        """Return an open file in memory with the bytes of a chunk. It is not cached: `load` does not find it."""
         file = File(Path(name), os.memfd_create("logfs chunk", os.MFD_CLOEXEC))
         self._disk.write(file, 0, memoryview(data))
         return file
 
     def forget(self, name: str) -> None:
-        """Remove a chunk whose bytes proved wrong."""
+        """Remove a chunk, whose bytes proved wrong, from the cache."""
         path = self._path(name)
         if path is not None:
             with suppress(OSError):

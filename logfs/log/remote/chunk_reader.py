@@ -1,7 +1,7 @@
 """Reads bytes of objects in whole chunks, through the cache, and fetches ahead for sequential readers.
 
-Several readers of a chunk that is not open share one request. The chunks that were read last stay open; reading them
-again costs no more than reading a local file.
+The chunks that were read last stay open, that is, their files in the cache do; reading them again costs no more than
+reading a local file. If several readers need the same chunk that is not open, they share one request.
 """
 
 from __future__ import annotations
@@ -36,15 +36,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The chunks that stay open. At 4 MiB each, they need no memory but the page cache.
+# How many chunks stay open. At 4 MiB each, they need no memory except the page cache.
 _MOST_OPEN = 128
-# The chunks that stay open after `read_afresh`, which keeps them in memory only.
+# How many chunks stay open after `read_afresh`, from when on they are kept in memory only.
 _MOST_OPEN_IN_MEMORY = 16
-# The most chunks that are fetched ahead of a sequential reader. The number begins at 1 and doubles with each chunk.
+# How many chunks are fetched ahead of a sequential reader at most: 1 at first, then twice as many with each chunk
+# read.
 _MOST_AHEAD = 8
-# A chunk that proves wrong is fetched at most this often. If it stays the same, the object was stored like that.
+# How often a chunk that proves wrong is fetched at most. If it stays the same, the object itself is wrong.
 _MOST_TRIES = 3
-# `fetch_again` fetches a chunk at most `_MOST_TRIES` times within this time.
+# `fetch_again` fetches a chunk at most `_MOST_TRIES` times within this time (seconds).
 _TRY_SECONDS = 10.0
 # Nothing is fetched ahead while this many requests are in progress.
 _MOST_REQUESTS = 16
@@ -53,11 +54,12 @@ _MD5 = re.compile(r"[0-9a-f]{32}")
 
 
 class StoredFile(NamedTuple):
-    """A file of a segment: bytes [position, position + size) of what the chunks of an object contain.
+    """A file of a segment: bytes [position, position + size) of the decoded chunks of an object.
 
     The chunks begin at byte `begin` of the object. Each is decrypted with `data_key`, if there is one, and then
-    decompressed, if `is_compressed`. `crcs` has the CRC-32C of each chunk as it is stored, if that is known. The
-    `version` changes when the object is replaced. With `is_part`, the object has other bytes, too.
+    decompressed, if `is_compressed`. `crcs` has the CRC-32C of each chunk as it is stored, or is empty if they are
+    not known. `version` changes when the object is replaced. `is_part` says that the object also has bytes that are
+    not in these chunks.
     """
 
     key: str
@@ -72,10 +74,11 @@ class StoredFile(NamedTuple):
     is_part: bool = False
 
     def is_as_stored(self, data: Buffer) -> bool:
-        """Whether the MD5 of `data`, all bytes of the object, is the object's version; True if the version is no MD5.
+        """Whether the MD5 of `data`, all bytes of the object, is the object's `version`. True if this cannot be told.
 
-        The version is S3's ETag, which is the MD5 of an object that was stored in one request, unless S3 encrypts the
-        object with a key of KMS. If `data` are only a part of the object, the result is True.
+        It cannot be told if the version is no MD5, or if `data` is only a part of the object. On S3 the version is
+        the ETag, which is the MD5 of an object that was stored in one request, unless S3 encrypts it with a key of
+        KMS.
         """
         version = self.version.strip('"')
         if self.is_part or len(self.chunks) != 1 or not _MD5.fullmatch(version):
@@ -88,14 +91,17 @@ class StoredFile(NamedTuple):
 
 
 class _ArrivedWrong(Corrupt):
-    """The bytes that arrived differ from the stored ones: their CRC is wrong, or a second request got others."""
+    """The received bytes are not the stored ones: their CRC is wrong, or two requests returned different bytes."""
 
 
 class ChunkReader:
     """Reads the objects of a bucket. Any thread may call `read`."""
 
     def __init__(self, store: ObjectStore, disk: Disk, cache: ChunkCache) -> None:
-        """Read objects of `store` through `cache`. `disk` reads its files, and knows which thread must not wait."""
+        """Read objects of `store` through `cache`.
+
+        `disk` reads the files of the cache, and knows which thread must not wait.
+        """
         self._store = store
         self._disk = disk
         self._cache = cache
@@ -105,7 +111,7 @@ class ChunkReader:
         self._coming: dict[_ChunkId, Future[File]] = {}
         # For each chunk that proved wrong: when it was first fetched again (monotonic seconds), and how often since.
         self._tries: dict[_ChunkId, tuple[float, int]] = {}
-        # For each object that is read sequentially: the next chunk, and how many to fetch ahead.
+        # For each object that is read sequentially: the number of the next chunk, and how many chunks to fetch ahead.
         self._sequential: OrderedDict[str, tuple[int, int]] = OrderedDict()
         self.requests = 0
         self.fetched_bytes = 0
@@ -138,19 +144,22 @@ class ChunkReader:
             at, count = first - chunk.position, last - first
             data = self._disk.read(self._file(stored, number, following), at, count)
             if len(data) < count:
-                # Another program has truncated the file in the cache.
+                # Another program has truncated the cached file of the chunk: fetch the chunk again.
                 self._drop(stored, number)
                 data = self._disk.read(self._file(stored, number, following), at, count)
             parts.append(data)
         return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
 
     def release(self) -> None:
-        """Close the chunks that are open; a read in progress is not disturbed."""
+        """Close the files of the open chunks. A read in progress is not disturbed."""
         with self._lock:
             self._open.clear()
 
     def read_afresh(self) -> None:
-        """Stop using the cache. Its files stay, because they may be all that is left of an object."""
+        """Stop using the cache, so that every chunk is fetched again.
+
+        The files of the cache stay, because they may be all that is left of an object.
+        """
         if self._most_open == _MOST_OPEN:
             self._cache, self._most_open = ChunkCache(0), _MOST_OPEN_IN_MEMORY
             self.release()
@@ -159,7 +168,7 @@ class ChunkReader:
         """Fetch the chunks of bytes [start, end) again, because they proved wrong; return whether any has changed.
 
         Fetches at most the first eight chunks, and each at most three times in ten seconds. A chunk that was not open
-        counts as changed. Raises what `read` raises.
+        counts as changed. Raises the errors of `read`.
         """
         self._disk.check_may_fetch()
         changed = False
@@ -198,7 +207,7 @@ class ChunkReader:
         return file
 
     def _drop(self, stored: StoredFile, number: int) -> File | None:
-        """Forget a chunk, here and in the cache; return its file if it was open."""
+        """Drop a chunk from the open chunks and from the cache; return its file if it was open."""
         with self._lock:
             file = self._open.pop(stored.chunk_id(number), None)
         self._cache.forget(self._name(stored, number))
@@ -219,8 +228,9 @@ class ChunkReader:
             if file is not None:
                 coming.set_result(file)
                 return coming
-            # Each fetch has a daemon thread: its waiters can be interrupted, and a request that hangs delays neither
-            # other requests nor the end of the process. The chunk is noted last, so only if its thread has started.
+            # Each fetch has a daemon thread: the threads that wait for it can be interrupted, and a request that
+            # hangs delays neither other requests nor the end of the process. Change `_coming` last, so that the chunk
+            # is in it only if the thread has started.
             self._start(self._fetch, coming, stored, number)
             self._coming[which] = coming
             return coming
@@ -288,7 +298,7 @@ class ChunkReader:
             )
         if stored.crcs and crc32c(data) != stored.crcs[number]:
             raise _ArrivedWrong(
-                f"{what}: their CRC-32C is wrong; read again, and if the error stays, restore the object from a copy"
+                f"{what}: the CRC-32C is wrong; read again, and if the error stays, restore the object from a copy"
             )
         is_certain = bool(stored.crcs) or stored.is_as_stored(data)
         for _ in range(_MOST_TRIES - 1):
@@ -310,8 +320,8 @@ class ChunkReader:
             raise Corrupt(f"{what}: {error}") from None
         if len(data) != chunk.size:
             raise Corrupt(
-                f"{what}: decode to {len(data)} bytes, but the chunk has {chunk.size}; the object or the description "
-                "of its chunks is damaged"
+                f"{what}: contain {len(data)} bytes after decoding, but the manifest states {chunk.size}; the object "
+                "or the manifest is damaged"
             )
         return data, is_certain
 
@@ -332,7 +342,7 @@ class ChunkReader:
             for each in range(number + 1, end):
                 self._begin(stored, each)
             if end < number + 1 + ahead:
-                # In its own thread, because finding the next file may need a request.
+                # Use another thread, because finding the next file may need a request.
                 self._start(self._begin_following, following, ahead)
 
     def _begin_following(self, following: Callable[[], StoredFile | None], ahead: int) -> None:
@@ -343,5 +353,5 @@ class ChunkReader:
                     self._sequential[stored.key] = 0, ahead
                 self._begin(stored, 0)
         except (LogfsError, OSError) as error:
-            # A reader that needs the file requests it again, and gets the error.
+            # A reader that needs the file will request it again, and get the error.
             logger.debug("not fetched ahead: %s", error)

@@ -26,7 +26,7 @@ def read_only_disk(log_dir: Path) -> Disk:
 
 @functools.lru_cache(maxsize=16)
 def _bucket(root: BucketPath) -> BucketDisk:
-    # Imported here: most processes never read a bucket.
+    # Import it here, because most processes never read a bucket.
     from logfs.log.remote.bucket_disk import BucketDisk
 
     return BucketDisk(root)
@@ -36,7 +36,8 @@ def _bucket(root: BucketPath) -> BucketDisk:
 def tiered_disk(home: Path, prefix: str) -> TieredDisk:
     """Return a disk that reads segments of another process's tiered store; the arguments are those of `TieredDisk`.
 
-    An object that is missing raises `Gone`: the process that has its description knows whether it was deleted.
+    A read of a missing object raises `Gone`: only the process that has the segment's metadata can tell whether the
+    object was deleted or is lost.
     """
     from logfs.log.remote.chunk_cache import LIMIT_BYTES
     from logfs.log.remote.tiered_disk import TieredDisk

@@ -1,8 +1,8 @@
-"""Encrypted segments, as Aiven's plugin makes them: a key for each segment, which is wrapped by an RSA key.
+"""Encrypted segments, as Aiven's plugin makes them: each segment has an AES key, which is encrypted with an RSA key.
 
-Each chunk, and each index, is encrypted by itself with AES-256-GCM: 12 bytes of a nonce, the ciphertext, 16 bytes of
-a tag. The manifest has the segment's key, wrapped by RSA-OAEP with SHA3-512, and data that is authenticated with each
-chunk.
+Each chunk, and each index, is encrypted separately with AES-256-GCM: a nonce of 12 bytes, the ciphertext, and a tag
+of 16 bytes. The manifest has the segment's AES key, encrypted with RSA-OAEP and SHA3-512, and the additional data
+(AAD) that is authenticated with each chunk.
 
 The RSA keys are files ID.pem, each a private key in PKCS #8, in the directory `$LOGFS_KEYS`, by default
 `$XDG_CONFIG_HOME/logfs/keys` (`~/.config/logfs/keys`). Their content is in no log directory and no message.
@@ -36,7 +36,7 @@ _KEY_ID = re.compile(r"[A-Za-z0-9._-]{1,200}")
 
 
 class DataKey(NamedTuple):
-    """The key of one segment, the data that is authenticated with each chunk, and the key wrapped by an RSA key."""
+    """The AES key of a segment. `aad` is authenticated with each chunk; `wrapped` is the key encrypted with RSA."""
 
     key: bytes
     aad: bytes
@@ -62,7 +62,7 @@ class DataKey(NamedTuple):
             opened: bytes = self._cipher(bytes(nonce)).decrypt_and_verify(bytes(sealed), bytes(tag))
         except ValueError:
             raise Corrupt(
-                "AES-GCM cannot authenticate the encrypted bytes: they were changed, or the data key is another one"
+                "AES-GCM cannot authenticate the encrypted bytes: they were changed, or the data key is wrong"
             ) from None
         return opened
 
@@ -75,7 +75,7 @@ class DataKey(NamedTuple):
 
 
 def new_data_key(key_id: str) -> DataKey:
-    """Return a key for a new segment, wrapped by the RSA key `key_id`.
+    """Return a new AES key for a segment, also encrypted with the RSA key `key_id`.
 
     Raises `InvalidStore` if the RSA key cannot be read, and `Corrupt` if `key_id` is malformed.
     """
@@ -86,10 +86,10 @@ def new_data_key(key_id: str) -> DataKey:
 
 
 def unwrap(fields: Mapping[str, Any]) -> DataKey:
-    """Return the key of a segment from the field `encryption` of its manifest.
+    """Return the AES key of a segment from the field `encryption` of the segment's manifest.
 
-    Raises `InvalidStore` without the RSA key, `Corrupt` if a field is malformed or the RSA key cannot decrypt the
-    segment's key, and `Unsupported` if the segment's key is no AES-256 key.
+    Raises `InvalidStore` if the RSA key cannot be read, `Corrupt` if a field is malformed or the RSA key cannot
+    decrypt the segment's key, and `Unsupported` if the segment's key is no AES-256 key.
     """
     try:
         wrapped = fields["dataKey"]
@@ -140,7 +140,7 @@ def _oaep(key_id: str) -> Any:
     try:
         key = RSA.import_key(path.read_bytes())
     except (OSError, ValueError, IndexError, TypeError) as error:
-        # The library's message may quote the file.
+        # Do not repeat the library's message, because it may quote the key file.
         reason = error.strerror if isinstance(error, OSError) else "it is no RSA key in PEM"
         raise InvalidStore(
             f"the key {path} of encrypted segments cannot be read: {reason}; set LOGFS_KEYS to its directory"

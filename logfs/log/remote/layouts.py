@@ -30,7 +30,7 @@ CHUNK_BYTES = 4 << 20
 # Larger objects, other than .log files, are refused, because they are read whole into memory.
 _MOST_SMALL_BYTES = 1 << 30
 
-# The name in Aiven's manifest of each file of a segment, by the file's suffix.
+# For the suffix of each file of a segment: the name of this file in Aiven's manifest.
 IN_MANIFEST = {
     names.OFFSET_INDEX: manifest.OFFSET,
     names.TIME_INDEX: manifest.TIMESTAMP,
@@ -41,27 +41,27 @@ IN_MANIFEST = {
 
 
 def plain_chunks(chunk_bytes: int, file_bytes: int, longer: int = 0) -> ChunkIndex:
-    """Return the chunks of a file that is not compressed; each is stored with `longer` additional bytes."""
+    """Return the chunks of a file that is not compressed. Each chunk is stored with `longer` additional bytes."""
     last = file_bytes % chunk_bytes or min(file_bytes, chunk_bytes)
     size = min(chunk_bytes, file_bytes)
     return ChunkIndex(chunk_bytes, file_bytes, size + longer, last + longer)
 
 
 def key_of(segment: RemoteSegment) -> SegmentKey:
-    """Return what the keys of a segment's objects contain: its partition, first offset and id."""
+    """Return what identifies a segment in the keys of its objects: its partition, first offset and id."""
     return SegmentKey(segment.partition, segment.start_offset, segment.segment_id)
 
 
 class BucketSegment:
     """A segment in a bucket: the objects of one copy. Any thread may call any method.
 
-    `key_of_segment` is what the keys of its objects contain, `start_offset` its first offset, `identity` a number
-    that no other copy has, and `modified_ms` when the last of its objects was stored (ms since the epoch).
+    `key_of_segment` identifies the segment in the keys of its objects. `start_offset` is the segment's first offset,
+    `identity` is a number that no other copy has, and `modified_ms` is the time when the last object was stored (ms).
     """
 
     # The suffixes of the files that a segment may have.
     suffixes: ClassVar[Sequence[str]]
-    # The suffixes of its objects, that of the .log file first; and those of the objects that every complete copy has.
+    # The suffixes of the objects of a copy, that of the .log file first; and those that every complete copy has.
     stored: ClassVar[Sequence[str]]
     required: ClassVar[frozenset[str]]
     # The functions of `object_keys` for the layout; the last argument of each is the prefix of the keys.
@@ -70,15 +70,15 @@ class BucketSegment:
     parse: ClassVar[staticmethod[[str, str], tuple[SegmentKey, str] | None]]
 
     def __init__(self, key: SegmentKey, objects: Mapping[str, StoredObject]) -> None:
-        """Make a segment of `objects`, by the suffixes of their keys."""
+        """Make a segment of `objects`, which maps the suffixes of their keys to the objects."""
         self.key_of_segment = key
         self.start_offset = key.start_offset
         self.identity = key.segment_id.int >> 65 or 1
         self.modified_ms = max(each.modified_ms for each in objects.values())
         self.objects = objects
-        # The last offset, None if it can be known only from the log.
+        # The last offset of the segment; None if it is not known without reading the .log file.
         self.end_offset: int | None = None
-        # The CRC-32C of the chunks of each object, by its suffix, as far as they are known.
+        # For the suffix of each object: the CRC-32C of its chunks. Objects whose CRCs are not known are left out.
         self.crcs: Mapping[str, Sequence[int]] = {}
         # The size of the .log file up to where the next segment begins; None until it is computed.
         self.shown_bytes: int | None = None
@@ -112,7 +112,10 @@ class BucketSegment:
         return [suffix for suffix in self.suffixes if suffix != names.TEXT_INDEX]
 
     def _whole(self, suffix: str) -> StoredFile:
-        """Return all of an object as a file of one chunk. Raises `Corrupt` above 1 GiB, except for a .log file."""
+        """Return the whole object with a suffix as a file of one chunk.
+
+        Raises `Corrupt` if the object is larger than 1 GiB and is not the .log file.
+        """
         found = self.objects[suffix]
         size = found.size
         if suffix != self.stored[0] and size > _MOST_SMALL_BYTES:
@@ -129,7 +132,7 @@ class BucketSegment:
         raise NotImplementedError
 
     def description(self, disk: BucketDisk) -> RemoteSegment | None:
-        """Return the description in the segment's manifest; None if there is none, or if it is of another segment.
+        """Return the description in the segment's manifest; None if it has none, or that of another segment.
 
         `disk` reads the manifest. Raises the errors of `file`.
         """
@@ -138,14 +141,15 @@ class BucketSegment:
     def file(self, suffix: str, disk: BucketDisk) -> StoredFile | None:
         """Return where the file with a suffix (".log") is; None if the segment has none.
 
-        `disk` reads the manifest, if one is needed. Raises `Corrupt` for a malformed manifest, `Unsupported` for one
-        of a later release, `InvalidStore` without the key of encrypted objects, and what a request raises.
+        `disk` reads the manifest, if the layout has one. Raises `Corrupt` for a malformed manifest, `Unsupported` for
+        a manifest of a later release, `InvalidStore` if the key of encrypted objects is missing, and the errors of
+        reading an object.
         """
         raise NotImplementedError
 
 
 class AivenSegment(BucketSegment):
-    """A copy as Aiven's plugin makes it: the manifest tells where in two other objects the files are.
+    """A copy as Aiven's plugin makes it: two objects with the files, and a manifest that tells where the files are.
 
     The text index, which logfs adds, is an object of its own.
     """
@@ -172,7 +176,8 @@ class AivenSegment(BucketSegment):
     def of(cls, segment: RemoteSegment, stored: StoredSegment, place: str) -> Self:
         copy = super().of(segment, stored, place)
         if not stored.is_compressed and not stored.is_encrypted:
-            # If the chunks are compressed or encrypted, `file` reads the manifest for their positions and the key.
+            # The chunks are neither compressed nor encrypted, so the manifest can be computed. Otherwise `file` reads
+            # the manifest in the bucket for the positions of the chunks and for the key.
             chunks = plain_chunks(stored.chunk_bytes, segment.size_bytes)
             copy._manifest = manifest.Manifest(chunks, _slices(stored), False, None, segment)
         return copy
@@ -253,7 +258,7 @@ class AivenSegment(BucketSegment):
                 try:
                     described = self._parse(disk.read_small(stored))
                 except Corrupt:
-                    # The manifest in the cache may have been damaged on the way: fetch it again.
+                    # The manifest in the cache may have been damaged on the way from the bucket: fetch it again.
                     described = self._parse(disk.read_small(stored, again=True))
                 if described.segment is not None:
                     self.end_offset = described.segment.end_offset

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # A request without an answer within this time fails. A chunk of 4 MiB takes less at 2 Mbit/s.
 _REQUEST_SECONDS = 20
 _CONNECT_SECONDS = 5
-# A request is repeated after an error of the network or of the server (500, SlowDown) for as long as this.
+# For this long, a request is repeated after an error of the network or of the server (500, SlowDown).
 _RETRY_SECONDS = 30
 _MOST_RETRIES = 8
 # The pause before this module repeats a request.
@@ -38,7 +38,8 @@ _PAUSE_SECONDS = 0.2
 # With `looks_again`, an object counts as missing after this many requests that did not find it.
 _MOST_LOOKS = 3
 
-# The files of Amazon's own tools: the variable with the path, the usual path, and what precedes a profile's name.
+# The files of Amazon's own tools: the environment variable with the path, the default path, and what precedes the
+# name of a profile in a section title.
 _AWS_FILES = (
     ("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials", ""),
     ("AWS_CONFIG_FILE", "~/.aws/config", "profile "),
@@ -55,9 +56,10 @@ _AWS_KEYS = {
 # The text of an obstore error matches this if the server has responded with an error. By then, obstore has repeated
 # the request a few times.
 _REFUSED = re.compile(r"non-2xx status code|status: [345]\d\d|range was invalid")
-# The server's error may be transient.
+# The text matches this if the server's error may be transient.
 _MAY_PASS = re.compile(r"(status code|status): (5\d\d|429)")
-# The store refuses the credentials, or they do not permit the request: 401, 403, 400 for an expired token.
+# The text matches this if the store refuses the credentials, or if they do not permit the request: status 401 or 403,
+# or 400 for an expired token.
 _DENIED = re.compile(r"(status code|status): 40[13]|<Code>(ExpiredToken|InvalidToken)</Code>")
 _CODE = re.compile(r"<Code>([^<]{1,80})</Code>")
 _SENTENCE = re.compile(r"<Message>([^<]{1,200})</Message>")
@@ -75,7 +77,7 @@ class AccessDenied(RemoteStorageError):
 
 
 class _BodyFailed(Exception):
-    """The caller's `body` raised an error while its bytes were sent."""
+    """Raised within `ObjectStore.put` if the caller's `body` has raised an error while its bytes were sent."""
 
 
 class StoredObject(NamedTuple):
@@ -93,9 +95,9 @@ class StoredObject(NamedTuple):
 class ObjectStore:
     """The objects of one bucket, or the files below a local directory. Any thread may call any method.
 
-    Every method waits for the network. Renewed credentials are used once the store refuses the older ones. Any method
-    raises `RemoteStorageError` if the store refuses or does not answer. Those that read an object raise
-    `FileNotFoundError` if there is none of that key.
+    Every method waits for the network. If the store refuses the credentials, they are read again, because they may
+    have been renewed. Any method raises `RemoteStorageError` if the store refuses the request or does not answer. The
+    methods that read an object raise `FileNotFoundError` if no object has the key.
     """
 
     def __init__(self, place: BucketPath, *, looks_again: bool = False) -> None:
@@ -155,8 +157,9 @@ class ObjectStore:
     ) -> bool:
         """Store an object durably, in several parts at a time if it is large, and return True.
 
-        `body` is called for each try, and its errors pass through. An object of that key is replaced. With
-        `if_absent`, for small objects, an existing object stays as it is, and the result is False.
+        `body` is called again for each try; if it raises an error, `put` raises the same error. An existing object
+        with this key is replaced. With `if_absent`, which is only for small objects, an existing object stays, and
+        the result is False.
         """
         self._check_directory()
         raised: list[BaseException] = []
@@ -168,7 +171,8 @@ class ObjectStore:
                 raised.append(error)
                 raise
 
-        # Without `if_absent`, an answer 409 is a conflict in the store, which is handled like any other error.
+        # obstore raises this error for status 409. Without `if_absent`, 409 is a conflict in the store, which is
+        # handled like any other error.
         exists = self._obstore.exceptions.AlreadyExistsError if if_absent else ()
 
         def send() -> bool:
@@ -180,7 +184,7 @@ class ObjectStore:
                     if size > _PART_BYTES:
                         break
                 else:
-                    # A small object takes one request; sent in parts, it takes three.
+                    # The object is small: send it in one request, because an upload in parts takes three.
                     mode = "create" if if_absent else "overwrite"
                     whole = b"".join(first)
                     self._obstore.put(self._store, key, whole, mode=mode, use_multipart=False)
@@ -227,7 +231,7 @@ class ObjectStore:
             self._ask(key, lambda: self._obstore.delete(self._store, key))
         except FileNotFoundError:
             if self._place.scheme == "s3":
-                # S3 reports a missing bucket like this, but never a missing object.
+                # On S3 this means that the bucket is missing: deleting a missing object is no error there.
                 raise self._no_bucket(key) from None
         if self._place.scheme == "file":
             # A killed upload leaves a file with the object's name, `#` and a number.
@@ -236,7 +240,7 @@ class ObjectStore:
                 left.unlink(missing_ok=True)
 
     def objects(self, prefix: str) -> list[StoredObject]:
-        """Return the objects below `prefix`, which ends at a slash of their keys, in the order of the keys."""
+        """Return the objects below the directory `prefix`, in the order of their keys."""
         found = self._ask(
             prefix,
             lambda: [each for page in self._obstore.list(self._store, prefix) for each in page],
@@ -244,7 +248,7 @@ class ObjectStore:
         return sorted(map(_stored, found))
 
     def level(self, prefix: str) -> tuple[list[str], list[StoredObject]]:
-        """Return what is directly below `prefix`: the directories, without a slash at the end, and the objects."""
+        """Return what is directly in the directory `prefix`: directories, without a slash at the end, and objects."""
         found = self._ask(
             prefix, lambda: self._obstore.list_with_delimiter(self._store, prefix or None)
         )
@@ -288,7 +292,7 @@ class ObjectStore:
 
 
 def _sync(path: Path) -> None:
-    """Make a file durable, and its name and those of the two directories above it."""
+    """Make a file durable, together with its name and the names of the two directories above it."""
     for each in (path, *path.parents[:3]):
         fd = os.open(each, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -326,7 +330,10 @@ def _environment(*variables: str) -> str:
 
 
 def _aws_config() -> dict[str, str]:
-    """Return the options of `AWS_PROFILE` in Amazon's files; the environment overrides keys, region and endpoint."""
+    """Return obstore's options for the profile `AWS_PROFILE` in Amazon's files; the environment overrides some.
+
+    These are the access keys, the region and the endpoint.
+    """
     profile = _environment("AWS_PROFILE", "AWS_DEFAULT_PROFILE") or "default"
     config: dict[str, str] = {}
     for variable, usual, before in _AWS_FILES:
@@ -346,7 +353,7 @@ def _aws_config() -> dict[str, str]:
                 if parser.has_option(section, name)
             }
     if _environment("AWS_ACCESS_KEY_ID"):
-        # A key id of the environment must not be combined with a secret of the file.
+        # The key id from the environment must not be combined with a secret from the file.
         for option in ("access_key_id", "secret_access_key", "session_token"):
             config.pop(option, None)
     for option, found in (
@@ -365,7 +372,7 @@ def _stored(found: Any) -> StoredObject:
 
 
 def _reason(error: Exception) -> str:
-    """Return an error of obstore in one line: the code and the sentence of the store's answer, if there is one."""
+    """Return one line for an error of obstore: the code and the message of the store's response, if it has them."""
     text = str(error)
     code, sentence = _CODE.search(text), _SENTENCE.search(text)
     if code:

@@ -1,8 +1,8 @@
 """Copies a sealed segment into a bucket, in either layout, and reads it back.
 
-The objects are stored in the order in which the plugin of that layout stores them. Each is then read back in full,
-and its size and CRC are compared with those of the bytes sent. The manifest of Aiven's layout comes last, so that an
-interrupted copy has none.
+The objects are stored in the order in which the plugin of that layout stores them. After each object is stored, it is
+read back in full, and its size and CRC are compared with those of the bytes sent. The manifest of Aiven's layout
+comes last, so that an interrupted copy has no manifest.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from logfs.format.tiered.remote_segment import RemoteSegment
     from logfs.log.remote.tiered_disk import TieredDisk
 
-# The size of one request when an object is read back.
+# How many bytes are requested at once when an object is read back.
 _READ_BYTES = 8 << 20
 
 
@@ -54,16 +54,17 @@ def upload(
     broker: BrokerConfig,
     spend: Callable[[int], None],
 ) -> StoredSegment:
-    """Copy a segment as the settings say, and return how it was stored, once it has been read back.
+    """Copy a segment as the settings of `broker` say, read it back, and return how it is stored.
 
-    `spend` is called with the number of bytes before a chunk of the .log file is read, and before any bytes are read
-    back; it may wait, and raise an error to stop. Raises `RemoteStorageError`, also if the bytes read back differ;
-    objects that were stored by then stay.
+    `spend` is called before each read of the .log file and before each read of a stored object, with the number of
+    bytes to read; it may wait, or raise an error to stop the copy. Raises `RemoteStorageError`, also if the bytes
+    read back differ from those sent. After an error, the objects that are stored already stay.
     """
     sender = _Sender(disk, segment, content, spend, Layout(broker.remote_storage_layout))
     if sender.layout is Layout.LOCAL:
         return sender.send_files()
-    # Only in Aiven's layout, whose manifest tells readers how chunks are compressed and encrypted.
+    # These settings are only for Aiven's layout, whose manifest tells readers how chunks are compressed and
+    # encrypted.
     sender.chunk_bytes = broker.remote_storage_chunk_bytes
     sender.compress = broker.remote_storage_compression
     sender.key_id = broker.remote_storage_encryption_key
@@ -73,7 +74,7 @@ def upload(
 def delete_copy(disk: TieredDisk, segment: RemoteSegment) -> None:
     """Delete the objects of a segment in the reverse order of their upload; missing objects are no error.
 
-    After an interrupted copy the layout is unknown: then the objects that either of the `LAYOUTS` has are deleted.
+    If the layout is not known, as after an interrupted copy, the objects of all `LAYOUTS` are deleted.
     """
     stored = custom_metadata.parse(segment.custom)
     for layout in LAYOUTS.values() if stored is None else [LAYOUTS[stored.layout]]:
@@ -91,9 +92,9 @@ class _Sender:
     chunk_bytes: int = CHUNK_BYTES
     # Whether the chunks are compressed with zstd.
     compress: bool = False
-    # The id of the RSA key that wraps the segment's key; "" if nothing is encrypted. The manifest is never encrypted.
+    # The id of the RSA key that encrypts the segment's key; "" if nothing is encrypted. The manifest never is.
     key_id: str = ""
-    # The CRC-32C of each part of each object, by its suffix: the chunks of the .log file, or the whole object.
+    # For the suffix of each object: the CRC-32C of each chunk of the .log file, or that of the whole object.
     crcs: dict[str, list[int]] = field(default_factory=dict)
 
     def send_files(self) -> StoredSegment:
@@ -155,7 +156,7 @@ class _Sender:
         )
 
     def _chunks(self) -> Iterator[Buffer]:
-        """Yield the .log file in chunks. Raises `RemoteStorageError` if it is shorter than its description says."""
+        """Yield the .log file in chunks. Raises `RemoteStorageError` if the file is shorter than `segment` says."""
         size, chunk_bytes = self.segment.size_bytes, self.chunk_bytes
         for position in range(0, size, chunk_bytes):
             count = min(chunk_bytes, size - position)
@@ -164,8 +165,8 @@ class _Sender:
             if len(data) != count:
                 place = self.segment.partition
                 raise RemoteStorageError(
-                    f"{place.topic}-{place.partition}: the .log file from offset {self.segment.start_offset} on "
-                    f"ends at byte {position + len(data)}, not at {size}; it is not copied"
+                    f"{place.topic}-{place.partition}: the .log file with base offset {self.segment.start_offset} "
+                    f"has only {position + len(data)} bytes, but should have {size}; the segment is not copied"
                 )
             yield data
 
@@ -182,7 +183,7 @@ class _Sender:
 
         def counted() -> Iterator[Buffer]:
             nonlocal crc
-            # A repeated upload sends all bytes again.
+            # If the upload is repeated, it sends all bytes again.
             sizes.clear()
             crcs.clear()
             crc = 0

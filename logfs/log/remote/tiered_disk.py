@@ -1,4 +1,4 @@
-"""The `Disk` of remote segments that are known by their descriptions. Those that logfs copied need no listing."""
+"""The `Disk` of remote segments that are known from their metadata. For those that logfs copied, it lists nothing."""
 
 from __future__ import annotations
 
@@ -35,16 +35,17 @@ class TieredDisk(BucketDisk):
         is_finished: Callable[[SegmentKey], bool],
         cache_bytes: int,
     ) -> None:
-        """Read objects below the URL `home` whose keys continue with `prefix`; both are in the settings.
+        """Read objects below the URL `home` whose keys continue with `prefix`.
 
-        `cache_bytes` is the limit of the cache of chunks. `is_finished` returns whether a segment's description says
-        that its copy is complete. If so, a missing object raises `RemoteStorageError`. If not, another process has
-        deleted the object, and `Gone` is raised.
+        `home` and `prefix` are the settings remote.storage.url and remote.storage.prefix. `cache_bytes` is the size
+        limit of the cache of chunks. `is_finished` returns whether a segment's metadata says that its copy is
+        complete. If so, a missing object raises `RemoteStorageError`. If not, another process has deleted the object,
+        and `Gone` is raised.
         """
         # A `BucketDisk` lists again if an object is missing. This disk requests the object again instead.
         super().__init__(BucketPath(f"{home}/{prefix}"), cache_bytes, home, looks_again=True)
         self.home, self.prefix = home, prefix
-        # The beginning of all keys.
+        # The beginning of the keys of all objects.
         self.place = f"{home.key}/{prefix}" if home.key else prefix
         self._is_finished = is_finished
         # The segments by the directory of their partition and their first offset.
@@ -55,10 +56,10 @@ class TieredDisk(BucketDisk):
     def add(
         self, directory: Path, segment: RemoteSegment, stored: StoredSegment | None
     ) -> BucketSegment:
-        """Add a segment to the directory of its partition, and return it. It replaces one with the same first offset.
+        """Add a segment to the directory of its partition, and return it. It replaces a segment at the same offset.
 
-        `stored` says how logfs has stored the segment. If it is None, another program has copied it: the partition is
-        listed, and `RemoteStorageError` raised if the listing has no complete copy.
+        `stored` says how logfs has stored the segment. None means that another program has copied the segment. The
+        partition is then listed, and `RemoteStorageError` is raised if the listing has no complete copy.
         """
         if stored is not None:
             found = LAYOUTS[stored.layout].of(segment, stored, self.place)
@@ -70,7 +71,7 @@ class TieredDisk(BucketDisk):
                 listed = self._listed(segment.partition).get(key_of(segment))
             if listed is None:
                 raise RemoteStorageError(
-                    f"{directory}: the segment from offset {segment.start_offset} on is not in the bucket; give "
+                    f"{directory}: the segment with base offset {segment.start_offset} is not in the bucket; set "
                     "remote.storage.url and remote.storage.prefix as they are in the settings of the broker's plugin"
                 )
             found = listed
@@ -79,7 +80,7 @@ class TieredDisk(BucketDisk):
         return found
 
     def note_missing(self, directory: Path, first: int, end: int) -> None:
-        """Note that nothing describes the offsets [first, end): opening their files raises `RemoteStorageError`."""
+        """Note that no segment is known for the offsets [first, end): `open` raises `RemoteStorageError` for them."""
         self._missing[directory, first] = end
 
     def _list(self, partition: RemotePartition) -> Mapping[SegmentKey, BucketSegment]:

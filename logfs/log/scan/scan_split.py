@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 class SegmentSplit:
     """The records [first_offset, end_offset) of a segment, to be read by another process.
 
-    Reading begins at byte `position` of the .log file, and takes about `bytes` bytes. `aborted` has the aborted
+    About `bytes` bytes of the .log file have to be read, from byte `position` on. `aborted` has the aborted
     transactions to leave out, in ascending order for each producer.
     """
 
@@ -58,7 +58,7 @@ def plan(
 ) -> Iterator[SegmentSplit]:
     """Split the records [first_offset, end_offset) of a partition; yield splits of about `split_bytes` bytes each.
 
-    The splits are cut at entries of the offset index. Together they are exactly those records, by ascending offset.
+    The splits end at entries of the offset index. Together they cover exactly these records, by ascending offset.
     `reader` decides which transactions are visible. Raises `Gone` or `FileNotFoundError` if a file leaves the log
     meanwhile: refresh the reader and call again.
     """
@@ -72,7 +72,7 @@ def plan(
         end = min(end_offset, segment.next_offset)
         if first >= end:
             continue
-        # A whole segment is planned without its index, so that a plan of many small segments opens no index.
+        # Do not use the index for a whole segment, so that a plan of many small segments opens no index.
         position = 0 if first == segment.base_offset else segment.position_of(first)
         cuts = [(first, position)]
         if position + split_bytes < planned.size_bytes:
@@ -106,9 +106,12 @@ def ranges_reaching(reader: Reader, timestamp: int) -> list[tuple[int, int]]:
 
 
 def _first_reaching(segment: Segment, timestamp: int) -> int:
-    """Return an offset below which all records of a segment are earlier than `timestamp`; its end if all are."""
+    """Return an offset below which all records of a segment are earlier than `timestamp`.
+
+    If all records of the segment are earlier, this is the end offset of the segment.
+    """
     if segment.is_tiered:
-        # The description of the segment tells its greatest timestamp without a request.
+        # The metadata of the segment tells its greatest timestamp, so no request to the bucket is needed.
         return segment.next_offset if segment.largest_timestamp < timestamp else segment.base_offset
     index = segment.time_index
     try:
@@ -129,7 +132,8 @@ def _first_reaching(segment: Segment, timestamp: int) -> int:
 def divide(segment_split: SegmentSplit, records: int) -> Iterator[SegmentSplit]:
     """Divide a split into splits of at most `records` offsets each.
 
-    The offset index gives the position of each new split. Raises `Gone` if the segment's file is missing or was cut.
+    The offset index gives the position of each new split. Raises `Gone` if the segment's file is missing or has
+    become shorter.
     """
     count = max(segment_split.end_offset - segment_split.first_offset, 1)
     if count <= records:
@@ -146,7 +150,7 @@ def divide(segment_split: SegmentSplit, records: int) -> Iterator[SegmentSplit]:
 
 
 def _cuts(segment: Segment, first: int, end: int, split_bytes: int) -> Iterator[tuple[int, int]]:
-    """Yield base offsets and positions of batches between two offsets, about `split_bytes` apart."""
+    """Yield (base offset, position) of batches between the offsets `first` and `end`, about `split_bytes` apart."""
     index = segment.offset_index
     count = len(index)
     position = segment.position_of(first)
@@ -160,7 +164,7 @@ def _cuts(segment: Segment, first: int, end: int, split_bytes: int) -> Iterator[
         if position >= segment.size_bytes:
             return
         header = segment.header(position)
-        # An entry of a file that another process writes is used only if the log agrees.
+        # Another process may be writing the index, so use an entry only if the batch in the log agrees with it.
         if (
             header is not None
             and header.magic == MAGIC
@@ -171,7 +175,7 @@ def _cuts(segment: Segment, first: int, end: int, split_bytes: int) -> Iterator[
 
 
 def _between(aborted: Aborted, first: int, end: int) -> Aborted:
-    """Return the aborted transactions that have records between two offsets."""
+    """Return those of the `aborted` transactions that may have records with offsets in [first, end)."""
     found = {
         producer: [each for each in ranges if each[0] < end and each[1] > first]
         for producer, ranges in aborted.items()
@@ -180,7 +184,7 @@ def _between(aborted: Aborted, first: int, end: int) -> Aborted:
 
 
 def _position_after(segment: Segment, offset: int) -> int:
-    """Return a position at or after the start of the batch that holds an offset, by the index."""
+    """Return, by the offset index, a position at or after the start of the batch that holds `offset`."""
     index = segment.offset_index
     number = bisect_right(range(len(index)), offset, key=lambda n: index[n].offset)
     size = segment.size_bytes
@@ -190,9 +194,10 @@ def _position_after(segment: Segment, offset: int) -> int:
 def read(segment_split: SegmentSplit, since: int | None = None) -> Iterator[Columns | DamagedRange]:
     """Return an iterator over the records of a split, as columns by ascending offset.
 
-    For each damage it yields a `DamagedRange`. It leaves out control records, aborted transactions and, with `since`
-    (ms), each batch whose records are all earlier than `since`; a batch that stays may have earlier records, too.
-    `Gone` is raised by this call; by the iterator only if an object of a remote segment is deleted meanwhile.
+    The iterator yields a `DamagedRange` for each damaged range. It leaves out control records, aborted transactions
+    and, with `since` (ms), each batch whose records are all earlier than `since`; the other batches may still have
+    earlier records. If the file is gone, this call raises `Gone`. The iterator raises `Gone` only if an object of a
+    remote segment is deleted meanwhile.
     """
     segment = segment_split.segment.open()
     if segment.is_tiered:
@@ -220,7 +225,10 @@ def _read(
 
 
 def _start(segment: Segment, segment_split: SegmentSplit) -> tuple[int, int]:
-    """Return the split's position and the base offset of the batch there; the segment's start if there is none."""
+    """Return the split's position and the base offset of the batch at it, to begin the scan with.
+
+    If no fitting batch is at the position, return 0 and the base offset of the segment.
+    """
     head = segment.header(segment_split.position) if segment_split.position else None
     if head is not None and segment.base_offset <= head.base_offset <= segment_split.first_offset:
         return segment_split.position, head.base_offset
@@ -239,7 +247,7 @@ def _scanned(
     first, end = segment_split.first_offset, segment_split.end_offset
     wanted &= (rows[:, NEXT_OFFSET] > first) & (rows[:, SPAN_BASE_OFFSET] < end)
     wanted &= ~aborted_rows(rows, segment_split.aborted)
-    # In an old format, a wrapper message may have a lower timestamp than messages in it.
+    # Do not skip messages of old formats: a compressed message may have a lower timestamp than the messages in it.
     if since is not None and run.legacy is None:
         wanted &= rows[:, MAX_TIMESTAMP] >= since
     for columns, group in run.select(wanted).decode():

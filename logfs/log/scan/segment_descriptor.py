@@ -1,8 +1,9 @@
-"""Descriptions of segments, with which other processes find and open them: they share only the files.
+"""Descriptions of segments. With a description, another process that shares only the files can open the segment.
 
-A description carries the identities of files. A process on another machine therefore notices that it sees other files
-than the describing process did: a log directory that is not mounted there, an old copy, a file that is missing. A
-segment may also leave the log after it was described; `SegmentDescriptor.has_left` distinguishes the two cases.
+A description has the identities (inode numbers) of files. A process on another machine therefore notices if it does
+not see the same files as the process that made the description: because the log directory is not mounted there, is an
+old copy, or lacks a file. A segment may also leave the log after it was described; `SegmentDescriptor.has_left`
+distinguishes the two cases.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ if TYPE_CHECKING:
     from logfs.log.disk.disk import Disk, File
     from logfs.log.read.reader import Reader
 
-# How many times a plan is tried while files leave the log.
+# How many times the segments are described or looked up again if files leave the log meanwhile.
 _TRIES = 5
 
 
 class TieredSource(NamedTuple):
-    """The description of a remote segment, and the URL `home` and the key prefix of its objects (`TieredDisk`)."""
+    """The metadata of a remote segment; `home` and `prefix` tell where its objects are, as in `TieredDisk`."""
 
     home: str
     prefix: str
@@ -46,10 +47,10 @@ class TieredSource(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentDescriptor:
-    """A segment and its .log file as they were when a scan or job was planned; it can be pickled.
+    """A description of a segment and its .log file at the time when a scan or job was planned. It can be pickled.
 
-    `next_offset` is the offset after the segment, `size_bytes` the valid length of the file. `is_last` means that no
-    segment followed it, `gaps` that offsets may be missing in it. The identities are those of the file, of its
+    `next_offset` is the offset after the segment, and `size_bytes` the valid length of the file. `is_last` means that
+    no segment followed it, and `gaps` that offsets may be missing in it. The identities are those of the file, of its
     partition directory and of its log directory (`disk.Status`); `identity` is None for the segment of an empty log
     that has no file yet. `previous` is the base offset and the identity of the segment before this one, None for the
     first segment of the log. `tiered` says how to find a segment in an object store, None for a local file.
@@ -74,7 +75,7 @@ class SegmentDescriptor:
 
     @property
     def path(self) -> Path:
-        """The path of the file."""
+        """The path of the .log file."""
         return as_path(self.directory) / (names.stem(self.base_offset) + names.LOG)
 
     def open(self) -> Segment:
@@ -121,7 +122,7 @@ class SegmentDescriptor:
     def check_in_place(self) -> None:
         """Raise `Gone` unless the planned file is still there, under its own name or with the suffix `.swap`.
 
-        An object is not looked up, because it is never replaced.
+        A segment in an object store is not looked up, because its objects are never replaced.
         """
         if self.tiered is not None:
             return
@@ -147,27 +148,28 @@ class SegmentDescriptor:
             reader.refresh()
             with suppress(FileNotFoundError, Gone):
                 return self._has_left(reader)
-        # The files change faster than they can be listed.
+        # All tries have failed: the files change faster than they can be listed.
         return True
 
     def _has_left(self, reader: Reader) -> bool:
         state = reader.log.state
         if state.log_start_offset >= self.next_offset or state.log_end_offset <= self.base_offset:
             return True
-        # Compaction writes a new file for each group of segments, under the first base offset of the group.
+        # Find the segment that holds this offset now. Compaction may have merged several segments into a new file,
+        # which is named after the first of them.
         holder = state.segments_from(self.base_offset)[0]
         identity = holder.base_offset, _identity(reader.log, holder)
         if identity == (self.base_offset, self.identity):
-            # A truncation cuts the last segment; any other segment keeps its size.
+            # The file is still the same, unless a truncation has made it shorter. Then it is the last segment.
             return holder is state.segments[-1] and holder.size_bytes < self.size_bytes
         return identity != self.previous
 
 
 class _SegmentByIdentity(Segment):
-    """A segment whose .log file is known by its identity, and may still have the name of a swap.
+    """A segment whose .log file is recognised by its identity, and may still have the suffix `.swap`.
 
-    Compaction renames a new segment from .swap (kafka-storage 8.8). A segment that has left the log but is not
-    removed yet counts as gone: the segment that replaced it has its records.
+    Compaction later removes this suffix from the new segment (kafka-storage 8.8). A segment that has left the log but
+    whose file is not removed yet counts as gone: the segment that replaced it has its records.
     """
 
     def __init__(self, disk: Disk, directory: Path, base_offset: int, identity: int | None) -> None:
@@ -206,7 +208,7 @@ def describe_segments(
     """
     disk, directory = reader.disk, reader.directory
     directory_identity = disk.stat(directory).identity
-    # The parent is found through the directory, because the path of a log directory may be a symlink.
+    # Use ".." to reach the log directory itself, because its path may be a symlink.
     parent = directory.parent if disk.is_remote else directory / ".."
     log_dir_identity = disk.stat(parent).identity
     every = reader.log.state.segments
@@ -215,7 +217,7 @@ def describe_segments(
         if previous is None and segment is not every[0] and segment in every:
             before = every[every.index(segment) - 1]
             previous = before.base_offset, _identity(reader, before)
-        # Read before `next_offset`: a segment that is sealed meanwhile must not count as sealed at an old end.
+        # Read this before `next_offset`: a segment that is sealed meanwhile must not count as sealed at an old end.
         is_last = segment.next_base is None
         identity = _identity(reader, segment)
         described = SegmentDescriptor(

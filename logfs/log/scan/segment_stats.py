@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from logfs.log.read.reader import Reader
     from logfs.log.segment.segment import Segment
 
-# The attributes of a batch may have the numbers 5 to 7, which no codec has.
+# The attributes of a batch may also have the codec numbers 5 to 7, which belong to no codec.
 _CODEC_NAMES = {codec.value: codec.name.lower() for codec in Codec}
 _SECOND = 1000
 _MINUTE, _HOUR, _DAY = 60 * _SECOND, 3600 * _SECOND, 86_400 * _SECOND
@@ -125,9 +125,9 @@ def _note_columns(counts: SegmentStats, columns: Columns, plain_bytes: int, buck
 
 
 def times_by_index(segment: Segment, bucket_ms: int) -> Counter[int]:
-    """Count the offsets of a segment as `SegmentStats.times` counts records, without reading the log.
+    """Return the number of offsets of a segment by time, in the form of `SegmentStats.times`, from the time index.
 
-    An offset counts with the timestamp of the first entry of the time index that is at or after it.
+    Each offset is counted at the timestamp of the first entry of the time index at or after this offset.
     """
     index, base = segment.time_index, segment.base_offset
     closing = segment.max_timestamp.timestamp, segment.next_offset - 1 - base
@@ -143,7 +143,7 @@ def times_by_index(segment: Segment, bucket_ms: int) -> Counter[int]:
 def bucket_width_ms(partitions: Sequence[Reader]) -> int:
     """Return the width of time buckets (ms) of which at most 200 cover the timestamps of the partitions.
 
-    The span begins at the first batches of the partitions, and ends at the last entries of the time indexes.
+    The timestamps are taken from the first batch of each partition and from the last entry of each time index.
     """
     first: list[int] = []
     last: list[int] = []

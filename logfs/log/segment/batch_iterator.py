@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     Read = Callable[[int, int], memoryview]
 
 CHUNK_BYTES = 256 * 1024
-# All offsets are below this limit, because the offset after a batch must fit in an int64, too.
+# Offsets must be below this limit, so that the offset after a batch fits in an int64, too.
 _LIMIT_OFFSET = 2**63 - 1
 # The first fields of a batch, and of a message of an old format. In a message, `offset` is that of the last record.
 _HEAD = np.dtype([("offset", ">i8"), ("size", ">i4"), ("unchecked", ">i4"), ("magic", "u1")])
@@ -89,10 +89,10 @@ class Walk:
     """A walk over bytes of a .log file, which yields (position, batch) for every valid batch, and each `Damage`.
 
     The bytes are [start, end), read by `read(position, size)`, about `chunk_bytes` at a time. `first_offset` is the
-    lowest offset that the first batch may have. With `exact`, all lower offsets lie before `start`: if the first
-    batch begins higher, it follows a gap. `next_offset` is the offset after the last batch, None if it is unknown,
-    as in recovery. All offsets in the file are at least `base_offset`, and below `limit_offset` (the base offset of
-    the next segment).
+    lowest offset that the first batch may have. `exact` says that the batches before `start` end just before this
+    offset: if the first batch begins at a higher offset, offsets are missing before it. `next_offset` is the offset
+    after the last batch, None if it is unknown, as in recovery. All offsets in the file are at least `base_offset`,
+    and below `limit_offset` (the base offset of the next segment).
 
     With `gaps`, offsets may be missing between batches, as compaction leaves them. Otherwise a batch whose offsets
     fit neither neighbour counts as damaged, because the CRC does not cover its base offset.
@@ -142,7 +142,7 @@ class Walk:
             expected = batch.header.next_offset
             known = True
         if self.next_offset == self.limit_offset > expected and not self.gaps:
-            # The next segment begins at a later offset: the end of this one never reached the disk.
+            # The next segment begins at a later offset: the end of this segment never reached the disk.
             yield Damage(self.end, self.end, expected, self.limit_offset, "the file ends too early")
 
     def _get(self, position: int, size: int) -> memoryview:
@@ -156,7 +156,7 @@ class Walk:
         return self._data[at : at + size]
 
     def _batch(self, position: int) -> Batch:
-        """Return the batch at a position. Raises `Corrupt` if there is none. The caller checks the CRC of magic 2."""
+        """Return the batch at a position, without checking a CRC of magic 2. Raises `Corrupt` if there is none."""
         head = self._get(position, HEADER_SIZE)
         left = self.end - position
         if is_legacy(head):
@@ -204,12 +204,17 @@ class Walk:
         return batch
 
     def _check_successor(self, position: int, header: Header, known: bool) -> None:
-        """Raise `Corrupt` if the next batch contradicts a batch's offsets, which the one before does not confirm."""
+        """Raise `Corrupt` if the next batch contradicts the offsets of the batch that `header` begins.
+
+        This is called if the batch before does not confirm these offsets. `position` is that of the batch. `known`
+        says that the end of the batch before is known.
+        """
         after = position + header.size_bytes
         successor = self._base_offset(after) if after < self.end else None
         follows = self.next_offset if successor is None else successor
         if follows is None:
-            # No next offset is known. Accept the batch, unless gaps are forbidden and there is one before it.
+            # Nothing is known of what follows. Accept the batch, unless offsets are missing before it and must not
+            # be.
             leads = self.gaps or not known
         else:
             leads = follows == header.next_offset or (self.gaps and follows > header.next_offset)
@@ -240,7 +245,7 @@ class Walk:
                     or not self._leads_to_the_end(position, astray)
                 ):
                     continue
-                # The successor must confirm the batch: a wrong offset would make the following batches look damaged.
+                # The next batch must confirm this one: a wrong offset would make the following batches look damaged.
                 with suppress(Corrupt):
                     self._check_successor(position, found, False)
                     return Damage(start, position, expected, found.base_offset, reason)
@@ -272,7 +277,7 @@ class Walk:
         The result tells batches of the log from bytes inside the damaged batch that look like a batch. For example,
         a compressed message of an old format contains messages, which snappy and LZ4 do not change if they cannot
         shorten them. If the length of such a message agrees with the lengths of its fields, the length is right.
-        Otherwise the messages in it are recognised by their offsets, which do not exceed the offset of the whole.
+        Otherwise the messages in it are recognised by their offsets, which do not exceed that of the outer message.
         """
         head = self._get(position, HEADER_SIZE)
         end = position + _size_at(head)
@@ -313,7 +318,7 @@ def _size_at(head: memoryview) -> int:
 def _candidates(chunk: bytes, expected: int, limit_offset: int) -> Sequence[int]:
     """Return the positions in a chunk where a batch of any format may begin, by its magic, size and offset."""
     if len(chunk) < _HEAD.itemsize or not chunk.strip(b"\0"):
-        # The rest of a preallocated file is a long run of zeros.
+        # There is no batch in zeros, of which a preallocated file may have very many at its end.
         return []
     # A head may begin at every byte, so the items of this array overlap.
     heads = np.ndarray(len(chunk) - _HEAD.itemsize + 1, _HEAD, chunk, strides=(1,))

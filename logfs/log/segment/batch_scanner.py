@@ -1,7 +1,7 @@
 """Scan many batches at once in compiled kernels: a fast `batch_iterator` for data without damage.
 
-A service that appends one line at a time leaves hundreds of batches in a block of the log. A Python step for each
-field of each batch would cost more than reading the block.
+A service that appends one line at a time leaves thousands of batches in each MiB of the log. A Python step for each
+field of each batch would cost more than reading the log.
 """
 
 from __future__ import annotations
@@ -64,11 +64,12 @@ T = TypeVar("T")
 _CHUNK_BYTES = 1 << 20
 # How far the operating system is asked to read ahead of a scan.
 _AHEAD_BYTES = 8 << 20
-# The CRCs of batches up to this size are checked in compiled code, in one call for all.
+# The CRCs of batches up to this size (bytes) are checked in compiled code, in one call for all.
 _SMALL_BYTES = 1024
 # Scans of at least this many bytes use other threads too (`scan_ahead`).
 _LARGE_BYTES = 8 << 20
-# The limit of text to render at once. Few blocks of a view have more; a greater size may come from a wrong index.
+# More bytes of envelopes than this are not rendered in one call, because the size may come from a wrong index. Few
+# blocks of a text view have more.
 _MOST_TEXT_BYTES = 32 << 20
 # The greatest size of a batch that a 32-bit length can express.
 _MOST_BYTES = 2**31 - 1 + LENGTH_OVERHEAD
@@ -77,13 +78,13 @@ _UNMEASURED = np.empty((0, 3), np.int64)
 
 
 class ScannedBatches(NamedTuple):
-    """A run of valid batches that follow each other in a file without a gap.
+    """A run of valid batches, each of which begins where the one before ends in the file.
 
     `data` are the bytes of the file from `position` on. `rows`, int64[batches, BATCH_COLUMNS], has one row of header
     values for each batch; the module `batch_rows` names the columns. The positions in `rows` count from the start of
     `data`. A batch of an old format is a run of its own: `legacy` is the batch, and `rows` has one row. `sizes`,
-    int64[batches, 3], has the text size of each batch: records, bytes of lines, bytes of envelopes. It is empty until
-    the batches are measured (`measured`).
+    int64[batches, 3], has the text size of each batch (a `TextSize`): the number of records, the bytes of lines, and
+    the bytes of JSON envelopes without their prefixes. It is empty until the batches are measured (`measured`).
     """
 
     position: int
@@ -113,7 +114,7 @@ class ScannedBatches(NamedTuple):
         return bool((self.rows[:, ATTRIBUTES] & CODEC_MASK).any())
 
     def select(self, wanted: NDArray[np.bool_] | slice) -> ScannedBatches:
-        """Return the batches that `wanted`, a bool[batches] or a slice, selects; there may be gaps between them."""
+        """Return the batches that `wanted`, a bool[batches] or a slice, selects. They need not follow each other."""
         sizes = self.sizes[wanted] if len(self.sizes) else self.sizes
         return self._replace(rows=self.rows[wanted], sizes=sizes)
 
@@ -128,11 +129,11 @@ class ScannedBatches(NamedTuple):
     def decode(self) -> Iterator[tuple[Columns | Corrupt, NDArray[np.int64]]]:
         """Decode the records in groups of batches, and yield (columns, rows) for each group, in file order.
 
-        `columns` are the records of the group, and `rows` its part of `self.rows`. Neighbours with attributes 0
-        (uncompressed, create time, no transaction) are one group, and every other batch is a group of its own. If
-        records of a group are malformed, its batches come one by one, the malformed ones with a `Corrupt` in place of
-        the columns. Control batches are left out. One group is decoded at a time: all together may decompress to
-        gigabytes.
+        `columns` are the records of the group, and `rows` its part of `self.rows`. Neighbouring batches with
+        attributes 0 (uncompressed, create time, no transaction) are one group, and every other batch is a group of
+        its own. If records of a group are malformed, its batches are yielded one by one, the malformed ones with a
+        `Corrupt` in place of the columns. Control batches are left out. One group is decoded at a time, because all
+        groups together may decompress to gigabytes.
         """
         for group in self._groups():
             try:
@@ -153,7 +154,7 @@ class ScannedBatches(NamedTuple):
         return TextSize(*self.sizes.sum(axis=0).tolist())
 
     def measured(self) -> ScannedBatches:
-        """Return the batches with their text sizes."""
+        """Return the same batches with their text sizes in `sizes`."""
         return self._replace(sizes=self.text_sizes())
 
     def measure(
@@ -184,7 +185,7 @@ class ScannedBatches(NamedTuple):
         return sizes
 
     def measure_plainly(self) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
-        """Return the text size of each batch, and the offsets of its first and last record, without making columns.
+        """Return the text size of each batch, and the offsets of its first and last record, without making `Columns`.
 
         The sizes are int64[batches, 3], as from `text_sizes`. The offsets are int64[batches, 2], and have no meaning
         for control batches and batches without records. Returns None if records are malformed, if a batch has
@@ -219,7 +220,8 @@ class ScannedBatches(NamedTuple):
         """
         from logfs.format.kernels import batch_kernels
 
-        # A record is longer than its line, so a greater size comes from a wrong index: do not allocate it.
+        # A record is longer than its line, so a size above that of the data comes from a wrong index: do not allocate
+        # it.
         if self.rows[:, ATTRIBUTES].any() or not 0 <= size <= len(self.data):
             return None
         out = np.empty(size, np.uint8)
@@ -231,8 +233,8 @@ class ScannedBatches(NamedTuple):
         """Return the envelopes of all records in the batches; `size` is their size in bytes by the text index.
 
         `prefix` is the beginning of each envelope. Returns None if the envelopes have another size, if `size` is
-        above 32 MiB, if records are malformed, if the batches have both types of timestamps, or for a batch of an old
-        format.
+        above 32 MiB, if records are malformed, if some batches have CreateTime and others LogAppendTime timestamps,
+        or for a batch of an old format.
         """
         from logfs.format.kernels import text_kernels
 
@@ -266,7 +268,7 @@ class ScannedBatches(NamedTuple):
         return out[:size].data if written == size else None
 
     def plain_batches(self, wanted: NDArray[np.bool_]) -> Iterator[PlainBatches]:
-        """Yield the uncompressed records of all batches: neighbours together, a compressed batch alone, decompressed.
+        """Yield the records of all batches, decompressed. Uncompressed neighbours come together, other batches alone.
 
         `wanted` is bool[batches]. A batch that is not wanted keeps its row in `PlainBatches.spans`, with 0 bytes and
         0 records, and is not decompressed. Raises `Corrupt` if records do not fit in their batch or cannot be
@@ -296,7 +298,10 @@ class ScannedBatches(NamedTuple):
             first = number + 1
 
     def _groups(self) -> Iterator[NDArray[np.int64]]:
-        """Yield neighbours with attributes 0 as one group, every other batch alone, and no control batches."""
+        """Yield the rows of neighbouring batches with attributes 0 together, of other batches alone.
+
+        Control batches are left out.
+        """
         rows = self.rows
         simple = rows[:, ATTRIBUTES] == 0
         if len(rows) and simple.all():
@@ -334,7 +339,7 @@ class PlainBatches(NamedTuple):
 
 
 def _plain_legacy(batch: Batch, wanted: NDArray[np.bool_]) -> Iterator[PlainBatches]:
-    """Yield the records of a batch of an old format, encoded as in magic 2; none if `wanted`, bool[1], is False."""
+    """Yield the records of a batch of an old format, encoded as in magic 2; no records unless `wanted`, bool[1]."""
     base_offset = batch.header.base_offset
     records = list(batch.records()) if wanted.all() else []
     payload = b"".join(
@@ -377,8 +382,7 @@ def scan(data: memoryview, first_offset: int, *, gaps: bool) -> tuple[ScannedBat
     """Return the valid batches at the start of `data`, and the position in `data` after the last of them.
 
     `first_offset` is the lowest base offset that the first batch may have; without `gaps`, it must have exactly this
-    offset. The scan stops at the first batch that is incomplete or invalid. Use `batch_iterator.Walk` to find out
-    which of the two it is.
+    offset. The scan stops at the first batch that is incomplete or invalid; `batch_iterator.Walk` tells which it is.
     """
     from logfs.format.kernels import batch_kernels
 
@@ -411,7 +415,7 @@ def _first_wrong_crc(data: memoryview, rows: NDArray[np.int64]) -> int:
 
 
 def scan_one(position: int, batch: Batch) -> ScannedBatches:
-    """Return a valid batch at `position` of its file as a run. Unlike `scan`, this also works for old formats."""
+    """Return a valid batch at `position` of its file as a run of one batch, which may be of an old format."""
     header = batch.header
     if header.magic == MAGIC:
         return scan(batch.data, header.base_offset, gaps=True)[0]._replace(position=position)
@@ -430,7 +434,7 @@ def scan_one(position: int, batch: Batch) -> ScannedBatches:
 
 
 def _spans(rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the columns that `decode_columns` needs, contiguous: numba compiles again for any other array layout."""
+    """Return the columns that `decode_columns` needs as a contiguous array: for others, numba would compile again."""
     return np.ascontiguousarray(rows[:, SPAN_START:])
 
 
@@ -469,7 +473,7 @@ def scan_segment(
     expected = first_offset
     asked = position
     while position < size:
-        # The kernel's own read-ahead does not detect a sequential scan, because the chunks overlap.
+        # Request read-ahead: the kernel itself does not detect a sequential scan, because the chunks overlap.
         asked = max(asked, position)
         segment.read_ahead(asked, position + _AHEAD_BYTES - asked)
         asked = position + _AHEAD_BYTES
@@ -480,11 +484,12 @@ def scan_segment(
             yield found
             position, expected = found.end, found.next_offset
             continue
-        # The walk finds this damage and the next valid batch, or reads messages of an old format.
+        # At `position` is damage or a message of an old format. The walk yields these, and the next valid batch.
         for walked in segment.walk(position, first_offset=expected, is_end_known=False):
             if isinstance(walked, Damage):
                 yield walked
-                # Continue the walk: no CRC covers the next batch's offset, and the walk checks it by its successor.
+                # Let the walk yield the next batch, too: it checks the batch's offset, which no CRC covers, by the
+                # batch after it.
                 position, expected = walked.end, walked.next_offset
                 continue
             yield scan_one(*walked)
@@ -518,7 +523,7 @@ def _below(rows: NDArray[np.int64], limit_offset: int) -> NDArray[np.int64]:
 def _without_doubtful_end(rows: NDArray[np.int64], expected: int) -> NDArray[np.int64]:
     """Return `rows` without the last batch if that batch follows a gap.
 
-    No CRC covers the offset of the last batch, and only its successor can confirm it: the next scan reads both.
+    No CRC covers the offset of this batch, and only the batch after it can confirm it: the next scan reads both.
     """
     if len(rows):
         before = int(rows[-2, NEXT_OFFSET]) if len(rows) > 1 else expected
@@ -536,7 +541,7 @@ def _texts(columns: Columns, group: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _sums(values: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the sums of consecutive runs of values; run i ends before ends[i]."""
+    """Return the sums of consecutive groups of values; group i ends before index ends[i]."""
     running = np.concatenate(([0], np.cumsum(values)))[np.concatenate(([0], ends))]
     return np.diff(running)
 

@@ -1,4 +1,4 @@
-"""Checks that refuse files of a partition directory before they are read."""
+"""Checks that refuse invalid files of a partition directory before they are read."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def check_files(disk: Disk, directory: Path) -> None:
             elif name.endswith(_SWAP) and names.parse_stem(name) < min(
                 unfinished, default=names.INT64_MAX
             ):
-                # A swap at or above a .cleaned file was not committed, and is dropped (kafka-storage 5.2).
+                # Swap files at or above a .cleaned file need no check: they were not committed, so recovery removes
+                # them (kafka-storage 5.2).
                 _check_swap(disk, directory, names.parse_stem(name), bases)
 
 
@@ -60,10 +61,10 @@ def _check_size(disk: Disk, path: Path) -> None:
 
 
 def _check_swap(disk: Disk, directory: Path, base_offset: int, bases: set[int]) -> None:
-    """Raise `Corrupt` for a swap that compaction cannot have written, and that would replace good records.
+    """Raise `Corrupt` for a .log.swap file that compaction cannot have written, and that would replace good records.
 
-    A swap that compaction wrote begins with a whole batch, and the segment before it ends below the swap's base
-    offset. A crash changes neither: both segments were fsynced before the swap got its name (kafka-storage 8.8).
+    A swap file from compaction begins with a whole batch, and the segment before it ends below its base offset. A
+    crash changes neither: both segments were fsynced before the swap file got its name (kafka-storage 8.8).
     """
     swap = Segment(disk, directory, base_offset, names.SWAP)
     _check_size(disk, swap.path)

@@ -1,11 +1,12 @@
-"""Sparse sorted indexes of fixed-width entries (kafka-storage 3): offset and time; `text_index` has the third.
+"""Sparse sorted indexes of fixed-width entries (kafka-storage 3): the offset index and the time index.
 
 For example, the entry (35, 4130) in the offset index of the segment at offset 100 says that the batch at byte 4130 of
 the .log file ends with offset 135. If the next entry is (70, 8260), a reader of offset 150 walks the batches from
 byte 4130 on.
 
-All three are caches of the .log file (rule 3). Kafka's two carry no checksum; recovery rebuilds them from the log.
-The index file of an active segment is preallocated; sealing trims it to its entries.
+These two and the text index (`text_index`) are caches of the .log file (rule 3 of docs/architecture.md). The offset
+and time indexes have no checksum, as in Kafka; recovery rebuilds them from the log. The index file of an active
+segment is preallocated; sealing trims it to its entries.
 """
 
 from __future__ import annotations
@@ -50,11 +51,12 @@ class SparseIndex(NamedFile):
     source: Callable[[], File | None] | None = None
     # Called when a reader has opened the file.
     on_open: Callable[[], object] = staticmethod(lambda: None)
-    # Called when a reader has opened the file: returns an index made from the log if the file cannot be right.
+    # Called when a reader has opened the file: returns an index made from the log if the file cannot be right, or
+    # None.
     repair: Callable[[], SparseIndex | None] = staticmethod(lambda: None)
-    # Whether another process is writing the file. Its space is preallocated: the entries end where zeros begin.
+    # Whether another process is writing the file. If so, its space is preallocated, and the entries end before zeros.
     is_growing = False
-    # How many slots are kept free for the closing entry, which sealing adds.
+    # The number of entries for which space is kept free until sealing adds the closing entry.
     reserved: ClassVar[int] = 0
 
     def __init__(self, disk: Disk, path: Path, base_offset: int) -> None:
@@ -82,7 +84,7 @@ class SparseIndex(NamedFile):
 
     @property
     def room(self) -> int:
-        """How many further entries fit. The `reserved` slots are kept for the closing entry, which sealing adds."""
+        """How many further entries fit, apart from the space for `reserved` entries."""
         length = (self._entries or self._open()).length
         capacity = length if self._writer is None else self._writer.capacity
         return capacity - length - self.reserved
@@ -144,7 +146,7 @@ class SparseIndex(NamedFile):
         """Replace the file with the collected entries; in a read-only store they stay in memory.
 
         A killed process leaves the old file or the new one. With `sync`, a power cut also leaves one of them: use
-        this for a segment that recovery would not check again. The caller syncs the directory.
+        this for a segment that recovery would not check again. The caller must sync the directory.
         """
         if self._disk.writable:
             assert self._file is None, "collect"
@@ -213,7 +215,7 @@ class SparseIndex(NamedFile):
             self._writer.reserve(len(self), 1)
 
     def trim(self) -> None:
-        """Cut the preallocated space after the entries off the file, and end the writing (kafka-storage 3.5)."""
+        """Cut off the preallocated space after the entries. No entries can be added any more (kafka-storage 3.5)."""
         if isinstance(self._writer, IndexWriter):
             self._is_dirty = True
             self._entries = self._writer.trim(self._entries or self._open())
@@ -248,7 +250,7 @@ class SparseIndex(NamedFile):
     def check_sane(self) -> None:
         """Raise `Corrupt` if the file is too long, or does not hold a whole number of entries (kafka-storage 3.8).
 
-        As in Kafka, the offset index and the time index check their last entry too.
+        As in Kafka, the last entry of an offset index or time index is checked, too.
         """
         # Prefer the open file, because its name may have been removed.
         file = self._file or self._find_file()
@@ -288,7 +290,7 @@ class SparseIndex(NamedFile):
         try:
             better = self.repair()
         except BaseException:
-            # `WouldBlock` or another error: the next use calls `repair` again.
+            # After an error, such as `WouldBlock`, the next use must call `repair` again.
             self._entries = None
             raise
         if better is not None:
@@ -313,7 +315,8 @@ class SparseIndex(NamedFile):
         size = self._disk.size(file)
         if size > _MOST_BYTES and not self.is_growing:
             size = 0
-        # A writer in another process that has just rolled may not have trimmed the file yet.
+        # Preallocated zeros may follow the entries if another process writes the log, even in a sealed segment: after
+        # a roll, that process may not have trimmed the file yet.
         may_have_zeros = self.is_growing or self.source is not None
         count = self._written(file) if may_have_zeros else size // width
         entries = Entries.of_file(self._disk, file, self.entry, count)
@@ -472,7 +475,7 @@ class TimeIndex(SparseIndex):
     entry = struct.Struct(">qi")
     first_field = struct.Struct(">q")
     offset_field = 1
-    # For the closing entry (kafka-storage 3.5).
+    # Space for the closing entry (kafka-storage 3.5).
     reserved = 1
 
     def can_be(self, next_offset: int, first_batch_timestamp: int) -> bool:

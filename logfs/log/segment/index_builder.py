@@ -1,6 +1,6 @@
-"""Build the indexes of a segment from its log, of which they are caches (rule 3, kafka-storage 3.4).
+"""Build the indexes of a segment from its .log file (kafka-storage 3.4; rule 3 of docs/architecture.md).
 
-The entries are collected in memory, and new files replace the old ones by renames. However the process ends, each
+The entries are collected in memory, and new files replace the old ones by renames. If the process is killed, each
 index is the old one or the new one.
 """
 
@@ -63,8 +63,8 @@ class TextBuilder:
     ) -> None:
         """Continue after the last entry of `index`, with an entry about every `interval_bytes` of log.
 
-        `after` is given in place of the last entry: (position to count the interval from, text size of all batches so
-        far).
+        `after` replaces the last entry as the place to continue from: it is the position from which the interval is
+        counted, and the text size of all batches so far.
         """
         self._index = index
         self._interval_bytes = interval_bytes
@@ -117,7 +117,7 @@ class LookupBuilder:
     ) -> None:
         """Add an entry about every `interval_bytes` of log after the position `last_entry`.
 
-        `max_entry` is the greatest timestamp of the batches so far; None if there are none.
+        `max_entry` is the time index entry for the greatest timestamp of the batches so far; None if there are none.
         """
         self.max_entry = max_entry or TimeEntry(-1, offset_index.base_offset)
         self.last_entry = last_entry
@@ -130,7 +130,8 @@ class LookupBuilder:
         offset_index, time_index = self._offset_index, self._time_index
         positions, rows = found.positions, found.rows
         lasts, times = rows[:, NEXT_OFFSET] - 1, rows[:, MAX_TIMESTAMP]
-        # For each row, the first row with the greatest timestamp so far; -1 if that timestamp is from an earlier run.
+        # For each row, `row_of` is the first row that has the greatest timestamp so far; -1 if an earlier call of
+        # `add` has found this timestamp.
         greatest = np.maximum.accumulate(np.maximum(times, self.max_entry.timestamp))
         before = np.concatenate(([self.max_entry.timestamp], greatest[:-1]))
         row_of = np.maximum.accumulate(np.where(times > before, np.arange(len(rows)), -1))
@@ -144,7 +145,8 @@ class LookupBuilder:
         newest = time_index.last.timestamp
         offset_entries: list[tuple[int, int]] = []
         time_entries: list[TimeEntry] = []
-        # If segment.index.bytes is too small for index.interval.bytes, the index fills up and gets no more entries.
+        # An index that is full gets no more entries. This happens if segment.index.bytes is too small for
+        # index.interval.bytes.
         room, time_room = offset_index.room, time_index.room
         for row in _due(positions, self.last_entry, self._interval_bytes):
             if len(offset_entries) >= room or len(time_entries) >= time_room:
@@ -170,7 +172,7 @@ class IndexBuilder:
         offset_index, time_index, text_index = segment.indexes
         self._texts = TextBuilder(text_index, interval_bytes)
         self._lookups = LookupBuilder(offset_index, time_index, interval_bytes)
-        # The offset after the added batches, their text size, and their greatest timestamp.
+        # The offset after the batches added so far, their text size, and the entry for their greatest timestamp.
         self.end, self.text = segment.base_offset, NO_TEXT
         self.max_entry = self._lookups.max_entry
 
@@ -277,7 +279,7 @@ def text_entries(
         if position > entries[-1].position:
             entries.append(TextEntry(first, position, text))
         if size is None:
-            # If several ranges are damaged, the first gets all of the missing text, as in the views.
+            # If several ranges are damaged, the first gets all of the missing text, as in text views.
             size, missing = missing, NO_TEXT
         text = text.plus(size)
     del entries[0]
@@ -297,7 +299,7 @@ def rebuild_text(segment: Segment) -> None:
     builder = TextBuilder(index, _INTERVAL_BYTES)
     for found in survey(segment, builder.position, index.last.offset):
         if isinstance(found, Damage) and found.end == size:
-            # The damaged bytes do not show how many offsets they held. The segment's `next_offset` does.
+            # The damaged bytes do not show how many offsets they held, but the segment's `next_offset` does.
             found = found._replace(next_offset=max(found.next_offset, segment.next_offset))
         builder.add(found)
     builder.add_entry(segment.next_offset, size)

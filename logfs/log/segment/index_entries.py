@@ -1,9 +1,9 @@
-"""The entries of a sparse index: where readers find their bytes, and how the one writer adds more.
+"""The entries of a sparse index: how readers get the bytes of entries, and how the one writer adds entries.
 
-Readers do not map the file: an access to a mapping may wait for the disk on the trio thread, and raises SIGBUS if the
-file was truncated. They use `Disk.read`, in blocks of 4 KiB, and the process keeps the blocks that were read last.
-For example, a lookup among 10,000 offset entries, 512 in a block, reads at most 5 of 20 blocks. Only the
-`IndexWriter` of an active segment uses a mapping of the file.
+Readers do not map the file (mmap): an access to a mapping may wait for the disk on the thread of the event loop, and
+raises SIGBUS if the file was truncated. They use `Disk.read`, in blocks of 4 KiB, and the process keeps the blocks
+that were read last. For example, a lookup among 10,000 offset entries, 512 in a block, reads at most 5 of 20 blocks.
+Only the `IndexWriter` of an active segment uses a mapping of the file.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from logfs.log.disk.disk import Disk, File
 
 _BLOCK_BYTES = 4096
-# The entries per block if all are in one block: more than any index has.
+# The number of entries per block if all are in one block: more than any index has.
 _ALL = 2**32
 
 
 class Blocks(dict[int, bytes | bytearray]):
-    """The bytes of the entries by block. A block of a file is read when it is needed, and may be dropped later.
+    """The bytes of an index's entries in blocks, by number. A block is read when needed, and may be dropped later.
 
     The process keeps the 16 MiB of blocks that were read last. The last block may be incomplete.
     """
@@ -127,9 +127,9 @@ class EntryCollector:
 class IndexWriter(EntryCollector):
     """Adds entries to the index file of an active segment, which is preallocated with zeros (kafka-storage 3.6).
 
-    It stores the entries through a mapping, because a system call for 8 bytes takes ten times as long. Nothing else
-    uses the mapping. An entry is in the file before readers see it. Readers read the file, except for the block with
-    the last entry, which is in memory: an append never waits for a read.
+    It writes the entries through a mapping (mmap), because a system call for 8 bytes takes ten times as long. Nothing
+    else uses the mapping. An entry is in the file before readers see it. Readers read the file, except for the block
+    with the last entry, which is in memory: an append never waits for a read.
     """
 
     def __init__(self, disk: Disk, file: File, entry: struct.Struct, capacity: int) -> None:
@@ -145,7 +145,7 @@ class IndexWriter(EntryCollector):
     def begin(self, length: int) -> Entries:
         """Preallocate the file for `capacity` entries, and return its first `length` entries; `add` adds after them.
 
-        Raises `OSError` and `WouldBlock`. `trim` removes the space that is left over.
+        Raises `OSError` and `WouldBlock`. `trim` removes the space that is left unused.
         """
         width, size = self._entry.size, self.capacity * self._entry.size
         if self._disk.size(self._file) != size:
@@ -178,12 +178,12 @@ class IndexWriter(EntryCollector):
             self._block_start = number * per_block
             self._block = bytearray(packed[(self._block_start - length) * width :])
             blocks[number] = self._block
-            # The block before is full now, so readers can read it from the file.
+            # The block that was the last is full now, so readers can read it from the file.
             blocks.pop(before, None)
         return Entries(after, per_block, blocks)
 
     def _check_size(self) -> None:
-        """Make the file as long as the mapping again if another program has cut it: a store would raise SIGBUS."""
+        """Extend the file if another program has truncated it: a write to the mapping would raise SIGBUS."""
         size = self.capacity * self._entry.size
         if self._disk.size(self._file) < size:
             self._disk.truncate(self._file, size)
@@ -191,7 +191,7 @@ class IndexWriter(EntryCollector):
 
     def keep(self, entries: Entries, length: int) -> Entries:
         self._check_size()
-        # Readers in other processes find the end of the entries by the zeros.
+        # Overwrite the dropped entries with zeros, by which readers in other processes find the end of the entries.
         start, end = length * self._entry.size, entries.length * self._entry.size
         assert self._mapping is not None
         self._mapping[start:end] = bytes(end - start)
@@ -200,7 +200,7 @@ class IndexWriter(EntryCollector):
     def reserve(self, length: int, more: int) -> None:
         """Allocate the disk blocks of `more` entries after the first `length`. Raises `OSError` if the disk is full.
 
-        On a full disk, a store into an unallocated part of the mapping would raise SIGBUS and end the process.
+        On a full disk, a write to a part of the mapping that is not allocated would raise SIGBUS and end the process.
         """
         size, end = self.capacity * self._entry.size, (length + more) * self._entry.size
         if self._allocated < end <= size:
@@ -209,7 +209,7 @@ class IndexWriter(EntryCollector):
             self._allocated = end
 
     def trim(self, entries: Entries) -> Entries:
-        """Cut the space after `entries` off the file, end the writing, and return what readers see from now on."""
+        """Cut the space after `entries` off the file, drop the mapping, and return what readers see from now on."""
         self._disk.truncate(self._file, entries.length * self._entry.size)
         self._mapping = None
         entries.blocks.clear()

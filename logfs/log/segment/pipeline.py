@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 
-# How many later items are read from the source before the result of an item is awaited.
+# How many further items are read from the source before `map_ahead` waits for the result of an item.
 _AHEAD = 4
 
 
@@ -88,5 +88,5 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(_helpers(), "logfs-scan")
 
 
-# A forked child process has only the thread that forked.
+# Let a forked child process make a new pool: it has only the thread that forked.
 os.register_at_fork(after_in_child=_pool.cache_clear)

@@ -53,34 +53,36 @@ logger = logging.getLogger(__name__)
 
 
 class Segment(SegmentFiles):
-    """Batches in ascending order of offsets from `base_offset` on, in one append-only file.
+    """A segment: record batches in ascending order of offsets from `base_offset` on, in one append-only .log file.
 
-    A sealed segment does not change (rule 4) unless a truncation makes it active again. Any thread reads it without a
-    lock. An active segment has one writer, and readers see it up to its `end`, which is set after the bytes are in
-    the file. The file may be longer than `size_bytes`, for example if a read-only store ignores a torn tail.
+    A sealed segment does not change (architecture.md, rule 4) unless a truncation makes it active again. Any thread
+    may read it without a lock. An active segment has one writer. Readers see the batches before its `end`, which is
+    set after the bytes are in the file. The file may be longer than `size_bytes`: for example, a read-only store
+    ignores an incomplete batch at the end of the file.
     """
 
     # Whether the segment is in an object store, and not in the directory of its partition.
     is_tiered = False
     # The offset of the first record that is not a control record, or `next_offset` if there is none. None if it is
-    # unknown: the segment must be read.
+    # unknown: then the segment must be read to find the record.
     first_record_offset: int | None = None
-    # The `_statuses` after the last rebuild: if they differ now, another program has changed an index file.
+    # The result of `_statuses` after the last rebuild of the indexes. If it is different now, another program has
+    # changed an index file since.
     _rebuilt: Sequence[Status] = ()
 
     def __init__(self, disk: Disk, directory: Path, base_offset: int, suffix: str = "") -> None:
         super().__init__(disk, directory, base_offset, suffix)
-        # Identifies the content of the file in caches. A path cannot: its file may be replaced.
+        # Identifies the content of the .log file in caches. The path does not: another file may replace the file.
         self.content = object()
         self.gaps = True
         self.damaged: tuple[Damage, ...] = ()
         self._end: SegmentEnd | None = None
         self._sealed_size: int | None = None
-        # The rebuilt offset and time index; None unless the file of one of them was invalid.
+        # The offset and the time index that `_repaired` has rebuilt; None if neither file was found to be wrong.
         self._lookups: tuple[OffsetIndex, TimeIndex] | None = None
         self.writer: SegmentWriter | None = None
         self.max_entry = TimeEntry(-1, base_offset)
-        # Whether the indexes may have preallocated space after their entries, as those of an active segment have.
+        # Whether the index files may have preallocated space after their entries, as in an active segment.
         self.has_preallocated_space = False
         self.created_ms = 0
 
@@ -105,18 +107,18 @@ class Segment(SegmentFiles):
         self.text_index.recreate = partial(_if_alive, ref(self), Segment._recreated)
 
     def _repaired(self, number: int) -> SparseIndex | None:
-        """Rebuild the offset index (0) or the time index (1) from the log if its file cannot be right.
+        """Check the file of the offset index (`number` 0) or the time index (1); rebuild a wrong one from the log.
 
-        Returns the new index, or None if the file may be used. Also returns None if the segment is not sealed, is
-        empty, or is in a bucket, where the check costs requests, or if an earlier rebuild did not help. Each entry
-        is checked again when it is used.
+        Returns the rebuilt index, or None if the file may be used. The file is not checked, and the result is None,
+        if the segment is not sealed, is empty, or is in a bucket, where a check costs requests. The result is also
+        None if a rebuild has not made the file right. Each entry is checked again when it is used.
         """
         if self.next_base is None or self.is_active or self._disk.is_remote or not self.size_bytes:
             return None
         if lookup_fits(self, number):
             return None
         if self._disk.writable and self._rebuilt == self._statuses():
-            # A rebuild did not help, because the log itself is damaged.
+            # The rebuilt file is wrong, too, because the log itself is damaged.
             return None
         self._disk.check_may_block()
         with self._rebuilding:
@@ -125,21 +127,24 @@ class Segment(SegmentFiles):
                 logger.log(level, "%s: invalid, rebuilt from the log", self.indexes[number].path)
                 self._lookups = rebuild_lookups(self)
                 self._rebuilt = self._statuses()
-                # The rebuild has replaced the file of the other index, too.
+                # The rebuild has also replaced the file of the other index, so close the old file.
                 self.indexes[1 - number].release()
             return self._lookups[number]
 
     def _statuses(self) -> list[Status]:
-        """Return the `Status` of the offset index file and that of the time index file, as far as they exist."""
+        """Return the `Status` of the offset index file and of the time index file; a missing file is left out."""
         paths = [index.path for index in self.indexes[:2]]
         return [self._disk.stat(path) for path in paths if self._disk.exists(path)]
 
     def _recreated(
         self, before: TextEntry, after: TextEntry | None, count: int
     ) -> Sequence[TextEntry]:
-        """Return the result of `text_entries`; none if `after` is None and the segment is the last of the log."""
+        """Return entries from `text_entries` for `count` damaged entries of the text index.
+
+        The result is empty if `after` is None and the segment is the last of the log.
+        """
         self._disk.check_may_block()
-        # Recovery does not know yet where the last segment ends.
+        # During recovery, the end of the last segment is not known yet.
         is_end_known = after is not None or self.next_base is not None
         return text_entries(self, before, after, count) if is_end_known else ()
 
@@ -156,9 +161,9 @@ class Segment(SegmentFiles):
         return self._status().size_bytes
 
     def _status(self) -> Status:
-        # Do not open a closed file for this: a log may have more segments than a process has descriptors.
+        # Do not open the file only for its status: a log may have more segments than a process has descriptors.
         with self._disk.hold(self._disk.naming):
-            # Read `_file` under the lock: a truncation that drops this segment opens the file before it unlinks it.
+            # Read `_file` under the lock: a truncation that drops this segment opens the file, then unlinks the path.
             file = self._file
             return self._disk.stat_file(file) if file else self._disk.stat(self.path)
 
@@ -196,7 +201,7 @@ class Segment(SegmentFiles):
         timestamp = self.max_timestamp.timestamp
         return timestamp if timestamp >= 0 else self.mtime_ms()
 
-    # Reading.
+    # Methods that read the .log file.
 
     def read(self, position: int, size: int) -> memoryview:
         """Return `size` bytes of the .log file from `position` on, fewer if its last whole batch ends before that."""
@@ -209,10 +214,10 @@ class Segment(SegmentFiles):
             self._disk.read_ahead(self.file, position, size)
 
     def header(self, position: int) -> Header | None:
-        """Return the unchecked header of the batch at `position`; None if too few bytes are left for a header."""
+        """Return the header of the batch at `position`, unchecked; None if the file ends before a whole header."""
         data = self.read(position, HEADER_SIZE)
         if is_legacy(data):
-            # The header of a wrapper (a compressed old message) has no base offset: its messages are decompressed.
+            # In the old formats, the header of a compressed batch lacks the base offset, so decompress the batch.
             with suppress(Corrupt):
                 size = LENGTH_OVERHEAD + START.unpack_from(data)[1]
                 return parse_batch(self.read(position, size)).header
@@ -225,7 +230,7 @@ class Segment(SegmentFiles):
         return self._entry_before(offset).position
 
     def _entry_before(self, offset: int) -> OffsetEntry:
-        """Return the offset index's entry at or before `offset`; the segment's start if the log contradicts it."""
+        """Return the last offset index entry at or before `offset`, or the segment's start if the entry is wrong."""
         found, start = self.offset_index.lookup(offset), OffsetEntry(self.base_offset, 0)
         if not 0 < found.position < self.size_bytes:
             return start
@@ -246,7 +251,7 @@ class Segment(SegmentFiles):
         found = self.time_index.lookup(timestamp)
         if found.timestamp < 0:
             return self.base_offset
-        # Headers suffice to check the entry, because the callers check each batch that they return.
+        # Only headers are compared with the entry. The callers check the CRC of each batch that they return.
         position, expected, _ = self._look_from(found.offset)
         _, _, header = self._step(position, expected, lambda h: h.last_offset >= found.offset)
         largest = None if header is None else header.max_timestamp
@@ -254,7 +259,7 @@ class Segment(SegmentFiles):
         return found.offset if is_right else self.base_offset
 
     def has_batch_of(self, entry: TimeEntry, *, if_damaged: bool = False) -> bool:
-        """Whether a time index entry is right: `entry.timestamp` is the greatest in the batch of `entry.offset`.
+        """Whether a time index entry is right: the greatest timestamp in `entry.offset`'s batch is `entry.timestamp`.
 
         Returns `if_damaged` if that batch is damaged.
         """
@@ -277,12 +282,12 @@ class Segment(SegmentFiles):
         *,
         is_end_known: bool = True,
     ) -> Iterator[tuple[int, Batch] | Damage]:
-        """Yield (position, batch) for the batches in bytes [position, end), and each `Damage` between them.
+        """Yield (position, batch) for each valid batch in bytes [position, end) of the .log file, and each `Damage`.
 
-        `position` is the start of a batch, and `first_offset` the offset after the batches before `position`, if
-        known. `end` is by default the end of the segment. `chunk_bytes` is the size of a read. Recovery sets
-        `is_end_known` to False, because it does not know the segment's `next_offset` yet. It then gives
-        `first_offset` unless `position` is 0.
+        `position` must be the start of a batch. `end` is by default the end of the segment. About `chunk_bytes` are
+        read at a time. `first_offset` is the offset after the batches before `position`, if the caller knows it.
+        Recovery passes `is_end_known` False, because the segment's `next_offset` is not known yet. It must then pass
+        `first_offset`, too, unless `position` is 0.
         """
         size = self.size_bytes
         stop = size if end is None else min(end, size)
@@ -303,7 +308,7 @@ class Segment(SegmentFiles):
         found = iter(what)
         begin = next(found, None)
         if isinstance(begin, Damage) and position and is_end_known:
-            # Without its predecessor a valid batch may look damaged, so walk from the segment's start.
+            # A valid batch may look damaged if the batch before it was not read, so walk from the segment's start.
             for item in replace(what, start=0, first_offset=self.base_offset, exact=True):
                 if isinstance(item, Damage) and item.end >= position:
                     yield item._replace(start=max(item.start, position))
@@ -318,7 +323,7 @@ class Segment(SegmentFiles):
         return self._disk.fetch_again(self.file, start, end)
 
     def batches_from(self, offset: int) -> Iterator[tuple[int, Batch] | Damage]:
-        """Yield (position, batch) for the batches from the one that holds `offset` on, and `Damage` from there on."""
+        """Yield (position, batch) for the batch that holds `offset` and all after it, and `Damage` from there on."""
         for found in self.walk(self.position_of(offset)):
             if isinstance(found, Damage):
                 if found.next_offset > offset:
@@ -327,12 +332,13 @@ class Segment(SegmentFiles):
                 yield found
 
     def find_batch(self, offset: int) -> Batch | None:
-        """Return the batch that holds `offset`, or else the next one; None after the last.
+        """Return the batch that holds `offset`, or else the next batch; None if no batch ends at or after `offset`.
 
-        Raises `DamagedRange` if the offset lies in a damaged range. The lookup usually costs one or two reads: it
-        steps from header to header, beginning at an index entry, and checks only the batch that it returns. No CRC
-        covers a base offset, so each batch must begin at the offset after the previous one, and the first batch must
-        agree with the index. If one does not, the lookup uses `walk`, which checks every batch.
+        Raises `DamagedRange` if `offset` lies in a damaged range. The lookup usually costs one or two reads: it steps
+        from header to header, beginning at an index entry, and checks the CRC only of the batch that it returns. No
+        CRC covers a base offset. Therefore each base offset must be the offset after the previous batch, and the
+        first base offset must agree with the index. If one is different, the lookup uses `walk`, which checks every
+        batch.
         """
         position, expected, size = self._look_from(offset)
         window, window_start = self.read(position, size), position
@@ -354,7 +360,7 @@ class Segment(SegmentFiles):
         return self._checked(position, data) or self._find_batch_carefully(offset)
 
     def _checked(self, position: int, data: memoryview) -> Batch | None:
-        """Return the batch in `data`, read at `position`; None if it is invalid or overlaps the next batch."""
+        """Return the batch in `data`, the bytes at `position`; None if it is invalid or overlaps the next batch."""
         header = parse_header(data) if len(data) >= HEADER_SIZE else None
         if header is None or header.size_bytes != len(data):
             return None
@@ -363,16 +369,16 @@ class Segment(SegmentFiles):
         return batch if batch.is_valid and not hides else None
 
     def _offset_at(self, position: int) -> int:
-        """Return the unchecked base offset field at `position`; at the file's end, `limit_offset`."""
+        """Return the base offset of the batch at `position`, unchecked; at the file's end, return `limit_offset`."""
         head = self.read(position, LENGTH_OVERHEAD)
         return START.unpack_from(head)[0] if len(head) == LENGTH_OVERHEAD else self.limit_offset
 
     def _look_from(self, offset: int) -> tuple[int, int, int]:
         """Return where a search for `offset` begins: a batch's position, its base offset, and how many bytes to read.
 
-        The text index has all three. Without one, the offset index has the position and the batch's last offset. The
-        base offset is then this last offset less the last offset delta in the batch's header, and the number of bytes
-        is `POINT_READ_BYTES`.
+        The text index has all three. If it is empty or damaged, the offset index is used, which has the position and
+        the last offset of the batch. The base offset is then this last offset minus the last offset delta in the
+        batch's header, and the number of bytes is `POINT_READ_BYTES`.
         """
         around = None
         with suppress(Corrupt):
@@ -390,9 +396,10 @@ class Segment(SegmentFiles):
     def find_batch_at(self, timestamp: int, first_offset: int) -> tuple[int, Batch | None]:
         """Find the first batch with a greatest timestamp >= `timestamp` (ms) and a last offset >= `first_offset`.
 
-        The lookup reads headers, beginning at a time index entry, and checks only the batch that it returns. Returns
-        (position, batch). `position` is that of the batch before, or where the lookup began. `batch` is None if there
-        is no such batch, or if the lookup met a gap, an old format or damage: a walk from `position` may find it.
+        Returns (position, batch). `position` is that of the previous batch, or the one where the lookup began.
+        `batch` is None if there is no such batch, or if the lookup met missing offsets, an old format or damage: then
+        a walk from `position` may find the batch. The lookup reads headers, beginning at a time index entry, and
+        checks the CRC only of the batch that it returns.
         """
         start = max(self.offset_before(timestamp), first_offset)
         position, expected, _ = self._look_from(start)
@@ -408,11 +415,12 @@ class Segment(SegmentFiles):
     def _step(
         self, position: int, expected: int, is_wanted: Callable[[Header], bool]
     ) -> tuple[int, int, Header | None]:
-        """Step from header to header. The first batch is at `position` and has the base offset `expected`.
+        """Step from header to header, and find the first batch for which `is_wanted` is true.
 
-        Returns (before, position, header) of the first batch for which `is_wanted` is true. The header is None if no
-        batch is wanted, or at a gap, an old format or a wrong header; no CRC is checked. `before` is the position of
-        the batch before the wanted one, or the start of the search.
+        The search begins at the batch at `position`, which must have the base offset `expected`. Returns (before,
+        position, header): `position` and `header` are those of the batch found. `before` is the position of the batch
+        before it, or the start of the search. `header` is None if no batch is wanted, or if the search stopped at
+        missing offsets, an old format or a wrong header. No CRC is checked.
         """
         before = position
         window, window_start = self.read(position, STEP_READ_BYTES), position
@@ -431,7 +439,7 @@ class Segment(SegmentFiles):
             before, position, expected = position, position + header.size_bytes, header.next_offset
 
     def _find_batch_carefully(self, offset: int) -> Batch | None:
-        """Return the batch of `offset` or the next one, by a walk that checks each batch. Raises `DamagedRange`."""
+        """Find the same batch as `find_batch`, by a walk that checks each batch. Raises `DamagedRange`."""
         for found in self.walk(self.position_of(offset), chunk_bytes=POINT_READ_BYTES):
             if isinstance(found, Damage):
                 if found.first_offset <= offset < found.next_offset:
@@ -446,13 +454,13 @@ class Segment(SegmentFiles):
         limit = self.base_offset + MAX_RELATIVE_OFFSET + 1
         return limit if self.next_base is None else min(limit, self.next_base)
 
-    # From active to sealed. Appends are in `SegmentWriter`.
+    # Methods that begin, activate, seal, flush and truncate the segment. `SegmentWriter` appends to it.
 
     def begin(self, config: LogConfig, now_ms: int) -> SegmentWriter:
         """Make the segment new and empty, and return its writer.
 
-        An existing .log file and the three index files are emptied; a .txnindex file is removed. After an `OSError`,
-        call `discard` to remove the files that exist by then.
+        The .log file and the three index files are created, or emptied if they exist; a .txnindex file is removed.
+        After an `OSError`, the caller should call `discard`, which removes the files that were created.
         """
         self._begin_writing()
         self._file = self._disk.open(self.path, write=True, create=True)
@@ -470,7 +478,8 @@ class Segment(SegmentFiles):
         """Give the segment a writer, and return it. Preallocates the indexes and, if configured, the .log file."""
         self._begin_writing()
         if self._end is not None:
-            # Measure the text now: this may rebuild the text index, which takes its writer away.
+            # Determine the text size before the indexes are preallocated: this may rebuild the text index, and a
+            # rebuilt index accepts no entries.
             _ = self.end
         self.has_preallocated_space = True
         if config.preallocate and not self.size_bytes:
@@ -489,13 +498,13 @@ class Segment(SegmentFiles):
         return -1 if header is None else header.max_timestamp
 
     def cut_back(self) -> None:
-        """After a failed write, cut off the bytes of the .log file that lie after the segment's end."""
+        """Cut off the bytes of the .log file that a failed write has left after the segment's end."""
+        # If the file is not open, nothing was written.
         if self._file is not None:
-            # If the file is not open, nothing was written.
             self._disk.truncate(self._file, self.end.size_bytes)
 
     def seal(self, next_base: int) -> None:
-        """Seal the segment, so that no batch is appended to it. `next_base` is the base offset of the next segment.
+        """Seal the segment: no more batches are appended to it. `next_base` is the base offset of the next segment.
 
         Writes the closing index entries and trims the files (kafka-storage 3.5).
         """
@@ -504,7 +513,7 @@ class Segment(SegmentFiles):
         self._await_flush()
 
     def finish(self) -> None:
-        """Write the closing index entries, trim the files and remove the writer, at a roll or at a clean close."""
+        """Write the closing index entries, trim the files, remove the writer. Called at a roll and a clean close."""
         segment_end = self.end
         try:
             if self.max_entry.timestamp >= 0:
@@ -519,16 +528,16 @@ class Segment(SegmentFiles):
                 self._disk.truncate(self.file, segment_end.size_bytes)
             self.has_preallocated_space = False
         finally:
-            # The writer is removed last: a flush in another thread includes the indexes once it is None.
+            # Remove the writer last: once it is None, a flush in another thread also syncs the indexes.
             self.writer = None
 
     def save_indexes(self, *, sync: bool) -> None:
-        """Replace each index file with the entries that were collected in memory, as `SparseIndex.save` does."""
+        """Replace each index file with the entries that were collected in memory (see `SparseIndex.save`)."""
         for index in (*self.indexes, self.txn_index):
             index.save(sync=sync)
 
     def flush(self, *, indexes: bool) -> None:
-        """Make the .log file durable, and then with `indexes` the index files too."""
+        """Make the .log file durable and, if `indexes` is true, the index files after it."""
         self._disk.sync(self.file)
         if indexes:
             for index in (*self.indexes, self.txn_index):
@@ -537,10 +546,11 @@ class Segment(SegmentFiles):
                 self._end_writing()
 
     def end_before(self, offset: int) -> SegmentEnd:
-        """Return the end of the segment without the batch that holds `offset` and everything after it.
+        """Return the end that the segment gets if the batch that holds `offset`, and all after it, are cut off.
 
-        Its next offset is the offset after the last batch or damage that is left, or the base offset if none is left:
-        recovery finds the same next offset in the file. In a compacted log it may be below `offset`.
+        The next offset of the returned end is the offset after the last batch or damage that is left, or the base
+        offset if none is left. Recovery would find the same next offset in the file. In a compacted log, the next
+        offset may be below `offset`.
         """
         if offset <= self.base_offset:
             return SegmentEnd(0, self.base_offset, NO_TEXT)
@@ -558,10 +568,10 @@ class Segment(SegmentFiles):
         return SegmentEnd(position, offset, text)
 
     def truncate(self, end: SegmentEnd, config: LogConfig, now_ms: int) -> None:
-        """Cut the segment to `end`, which `end_before` has returned, and continue from there (kafka-storage 10.4).
+        """Cut the segment to `end`, a result of `end_before`, and make it active again (kafka-storage 10.4).
 
-        Cuts the indexes too, and preallocates them again with the sizes in `config`. The segment becomes active. If
-        no batch is left, `now_ms` becomes its time of creation.
+        Cuts the indexes too, and preallocates them again with the sizes in `config`. If no batch is left, `now_ms`
+        becomes the segment's time of creation.
         """
         self._begin_writing()
         position, offset, _ = self._end = end
@@ -584,7 +594,7 @@ class Segment(SegmentFiles):
         self.next_base = None
         self.activate(config)
 
-    # Text.
+    # Methods that determine or set the segment's end and text size.
 
     def text_before(self, position: int) -> TextSize:
         """Return the text size of the batches that end at or before `position`, which is the start of a batch."""
@@ -595,7 +605,7 @@ class Segment(SegmentFiles):
         return text
 
     def _load_end(self) -> SegmentEnd:
-        """Return the end from the closing entry of the text index; if it is missing, read the log."""
+        """Return the end, from the closing entry of the text index. If this entry is missing, read the log."""
         with self._disk.hold(self._rebuilding):
             segment_end = self._end
             if segment_end is not None and segment_end.text is not UNMEASURED:
@@ -613,7 +623,7 @@ class Segment(SegmentFiles):
         self._end = end
 
     def resume(self, segment_end: SegmentEnd, max_entry: TimeEntry) -> None:
-        """Set the end and the greatest timestamp (`max_entry`) that loading has determined."""
+        """Set the end and the greatest timestamp (`max_entry`), which the caller has determined."""
         self._end = segment_end
         self.max_entry = max_entry
 
@@ -624,14 +634,18 @@ class Segment(SegmentFiles):
 
 
 def _if_alive(opened: ref[Segment], method: Callable[..., T], *arguments: Any) -> T | None:
-    """For an index, call a method of its segment through a weak reference; return None if the segment was freed."""
+    """Call `method` of the segment that `opened` refers to; return None if the segment was freed.
+
+    The indexes of a segment call the segment in this way, so that they hold only a weak reference to it.
+    """
     segment = opened()
     return None if segment is None else method(segment, *arguments)
 
 
-# The bytes of one read of a lookup.
+# How many bytes a lookup reads at a time.
 POINT_READ_BYTES = 16 * 1024
-# The bytes of one read while stepping from header to header. They have the headers of several small batches.
+# How many bytes a lookup reads at a time if it only needs headers: enough for the headers of several small batches.
 STEP_READ_BYTES = 4 * 1024
-# The limit of one read. Two index entries are rarely further apart: the default max.message.bytes is 1 MiB.
+# The most bytes that a lookup reads at once. Two index entries are rarely further apart, because the default of
+# max.message.bytes is 1 MiB.
 _MOST_READ_BYTES = 2 * 1024 * 1024

@@ -1,8 +1,9 @@
 """The files of a segment: their names, and which of them are open.
 
 A process has a limited number of descriptors (1,024 is usual). A log has any number of segments, with up to five
-files each. Files are therefore opened at the first use, and only a limited number of the sealed segments stay open.
-Durable segments are closed to free descriptors. If too many segments wait for a flush, a flush is due.
+files each. Files are therefore opened at the first use, and only a limited number of sealed segments stay open. To
+free descriptors, the files of durable segments are closed. A segment that is not durable yet must stay open: if there
+are too many of these, a flush is due (`too_many_unflushed`).
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ if TYPE_CHECKING:
     from logfs.log.disk.disk import Disk, File
     from logfs.log.segment.segment_listing import Files
 
-# Sealed segments use at most half of the descriptors of the process.
+# Sealed segments use at most one half (1 / `SHARE`) of the descriptors that the process may have.
 SHARE = 2
-# The descriptors of a durable segment: for the .log file and the three sparse indexes.
+# The most descriptors that a durable segment uses: for the .log file and the three sparse indexes.
 _DURABLE_DESCRIPTORS = 4
-# The descriptors of a segment that waits for its flush: it may also have one for the transaction index.
+# The most descriptors that a segment uses until it is flushed: also one for the transaction index.
 _UNFLUSHED_DESCRIPTORS = 5
 
 # The attributes that `SegmentFiles.__getattr__` makes.
@@ -42,7 +43,7 @@ _making = make_lock(Level.MAKING_FILES)
 
 
 class SegmentFiles(NamedFile):
-    """The .log file of a segment, its three indexes and its transaction index. Any thread may open them.
+    """The .log file of a segment, its three sparse indexes and its transaction index. Any thread may open them.
 
     The objects of the indexes are made at the first use of one of them: a store may have 100,000 segments, most of
     which are never read.
@@ -54,7 +55,7 @@ class SegmentFiles(NamedFile):
     txn_index: TransactionIndex
 
     def __init__(self, disk: Disk, directory: Path, base_offset: int, suffix: str = "") -> None:
-        """Name the files after `base_offset`, with `suffix` (".swap") at the end of each name (kafka-storage 1.1)."""
+        """Name the files after `base_offset`; each name ends in `suffix`, such as ".swap" (kafka-storage 1.1)."""
         self.base_offset = base_offset
         self.put(directory, names.stem(base_offset) + names.LOG + suffix)
         # The base offset of the next segment; None for the last one.
@@ -63,14 +64,14 @@ class SegmentFiles(NamedFile):
         self._file: File | None = None
         # Held while indexes are rebuilt, and while files are released.
         self._rebuilding = make_lock(Level.REBUILDING)
-        # The files may be closed to free descriptors only if they are durable and not held open.
+        # The files may be closed to free descriptors only if they are durable and `hold_open` was not called.
         self._is_durable = True
         self._is_held_open = False
         # Whether the segment is in `_open_segments`.
         self._is_counted = False
 
     def __getattr__(self, name: str) -> Any:
-        """Make the objects of the four indexes, and return the one that was asked for."""
+        """Make the objects of the four indexes, and return the one whose attribute `name` was read."""
         if name not in _INDEXES:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         with _making:
@@ -92,10 +93,13 @@ class SegmentFiles(NamedFile):
         return self._disk
 
     def identify(self, files: Files) -> None:
-        """Use the files with these identities, by suffix (".log"). Only a `LiveSegment` does: others open by name."""
+        """Use the files with the identities (inode numbers) in `files`, which is keyed by suffix, such as ".log".
+
+        Only `LiveSegment` implements this. Here it does nothing, and the files are opened by their names.
+        """
 
     def new_indexes(self) -> tuple[OffsetIndex, TimeIndex, TextIndex]:
-        """Return new objects for the three index files, without callbacks."""
+        """Return new index objects for the three index files. Their callbacks, such as `on_open`, are not set."""
         return (
             OffsetIndex(self._disk, self._index_path(names.OFFSET_INDEX), self.base_offset),
             TimeIndex(self._disk, self._index_path(names.TIME_INDEX), self.base_offset),
@@ -103,13 +107,13 @@ class SegmentFiles(NamedFile):
         )
 
     def _index_path(self, kind: str) -> Path:
-        """Return the path of an index file (".index"), whose name ends in the suffix that the .log file has."""
+        """Return the path of an index file. `kind` is ".index", for example. A ".swap" of the .log file is added."""
         stem = names.stem(self.base_offset)
         log = self.path
         return log.with_name(stem + kind + log.name.removeprefix(stem + names.LOG))
 
     def _watch_indexes(self) -> None:
-        """Set the callbacks of the index objects: `on_open` here, and in `Segment` also `repair` and `recreate`."""
+        """Set the callback `on_open` of the index objects. `Segment` also sets `repair` and `recreate`."""
         for index in self.indexes:
             index.on_open = partial(_count, ref(self))
 
@@ -129,7 +133,7 @@ class SegmentFiles(NamedFile):
 
     def _open(self) -> File:
         with self._disk.hold(self._disk.naming):
-            # Read `_file` again: a truncation that drops this segment opens the file, and then unlinks it.
+            # Read `_file` again under the lock: a truncation that drops this segment opens the file, then unlinks it.
             file = self._file
             if file is None:
                 file = self._file = self._disk.open(self.path, write=self._disk.writable)
@@ -145,7 +149,7 @@ class SegmentFiles(NamedFile):
     def rename_suffix(self, suffix: str) -> list[Path]:
         """Rename the files to names that end in `suffix`, the .log first; return the new paths (kafka-storage 8.8).
 
-        Readers that hold the segment find the files under the new names. The caller syncs the directory.
+        Readers that hold the segment find the files under the new names. The caller must sync the directory.
         """
         known = (names.CLEANED, names.SWAP, names.DELETED)
         with self._disk.naming:
@@ -161,16 +165,16 @@ class SegmentFiles(NamedFile):
             return moved
 
     def hold_open(self, *, indexes: bool = True) -> None:
-        """Open the .log file and, with `indexes`, the indexes, and keep them open when their names are removed."""
+        """Open the .log file and, if `indexes` is true, the indexes. They stay open after their names are removed."""
         with self._disk.hold(self._rebuilding):
-            # Under the lock of `_release`: a `_release` in progress ends before the file is opened below.
+            # `_release` holds this lock, too: a `_release` in progress ends before the file is opened below.
             self._is_held_open = True
         _ = self.file
         if indexes:
             _ = [len(index) for index in self.indexes], self.txn_index.entries
 
     def close(self) -> None:
-        """Release the files. If a reader still uses the segment, the files are opened again."""
+        """Release the files. A reader that still uses the segment opens them again."""
         if self._has_index_objects:
             for index in (*self.indexes, self.txn_index):
                 index.close()
@@ -197,7 +201,7 @@ class SegmentFiles(NamedFile):
             _unflushed.discard(self)
 
     def _await_flush(self) -> None:
-        """Note that the segment is sealed: it stays open only until it is flushed."""
+        """Note that the segment is sealed: its files must stay open only until they are flushed."""
         if not self._is_durable:
             _unflushed.add(self)
 
@@ -208,9 +212,10 @@ class SegmentFiles(NamedFile):
         _count(ref(self))
 
     def _release(self) -> bool:
-        """Close the files of a durable segment to free descriptors; return False, to be retried, if its lock is held.
+        """Close the files to free descriptors. Return False if the lock is held: the caller must try again later.
 
-        Files that are held open stay open. Readers continue with the descriptors that they have, or with new ones.
+        Files stay open if they are not durable, or if `hold_open` was called. Readers go on with the descriptors that
+        they have, or open the files again.
         """
         if not self._rebuilding.acquire(blocking=False):
             return False
@@ -229,7 +234,7 @@ class SegmentFiles(NamedFile):
 def relocate(segments: Iterable[SegmentFiles], directory: Path) -> None:
     """Change the directory in the paths of the segments' files; no file is moved.
 
-    The caller holds `Disk.naming`, as does all code that opens these files by name.
+    The caller must hold `Disk.naming`. All code that opens these files by name holds this lock, too.
     """
     for segment in segments:
         for part in (segment, *segment.indexes, segment.txn_index):
@@ -249,13 +254,13 @@ def too_many_unflushed() -> bool:
     return len(_unflushed) * _UNFLUSHED_DESCRIPTORS > _for_sealed() // 2
 
 
-# The sealed segments of this process that have files open, in the order in which they were opened. Only atomic
-# operations are used on it, because a thread that opens a file may hold any lock.
+# The sealed segments of this process that have files open, in the order in which they were opened. No lock protects
+# the deque, because a thread that opens a file may hold any lock. So only atomic operations are used on it.
 _open_segments: deque[ref[SegmentFiles]] = deque()
 
 
 def _count(opened: ref[SegmentFiles]) -> None:
-    """Register a sealed segment that has files open, and close files of other segments if there are too many."""
+    """Register a sealed segment that has files open. If there are too many, close the files of those opened first."""
     segment = opened()
     if segment is None or segment.next_base is None or segment._is_counted:
         return

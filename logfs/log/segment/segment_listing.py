@@ -1,8 +1,9 @@
 """The segments in a partition directory that another process is changing.
 
-A name may belong to another file at the next lookup. A file is therefore known by its `identity` (the inode number),
-and opened under any name that it may have got since. A compacted segment first ends in `.swap` and then loses this
-suffix. A segment that leaves the log is renamed to `.deleted` before it is removed (kafka-storage 7, 8.8).
+The other process may rename or replace a file at any time. A file is therefore identified by its inode number
+(`identity`), and opened under each name that it may have now. The names of a compacted segment's files end in `.swap`
+at first, and then lose this suffix. If a segment leaves the log, its files get names that end in `.deleted` before
+they are removed (kafka-storage 7, 8.8).
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 
     from logfs.log.disk.disk import Disk, File
 
-    # `Files`: the identities of a segment's files by suffix (".log", ".index"). `Listing`: the files of all
-    # segments by base offset.
+    # `Files` maps the suffixes of a segment's files (".log", ".index") to the identities of the files. `Listing` maps
+    # the base offsets of all segments to such maps.
     Files = Mapping[str, int]
     Listing = dict[int, dict[str, int]]
 
@@ -32,12 +33,13 @@ _SCANS = 10
 
 
 def list_segments(disk: Disk, directory: Path, end_of: Callable[[int, Files], int]) -> Listing:
-    """Return the identities of the segments' files, by base offset (in order) and suffix (".log").
+    """Return the identities of the segments' files, by base offset (ascending) and suffix (such as ".log").
 
-    The segments are those that recovery would find after a crash at this moment. A swap that is in progress
-    (kafka-storage 8.8) is therefore seen as not begun or as done, never as half done. `end_of` takes the base offset
-    and the files of a segment that is being swapped in, and returns the offset after its last batch. Raises
-    `OSError`, the errors of `end_of`, and `Gone` if files are renamed faster than the directory can be listed.
+    The segments are those that recovery would find after a crash at this moment. If a compacted segment is replacing
+    other segments (a swap, kafka-storage 8.8), either the old segments or the new one are listed, never parts of
+    both. `end_of` takes the base offset and the files of such a new segment, and must return the offset after its
+    last batch. Raises `OSError`, the errors of `end_of`, and `Gone` if files are renamed faster than the
+    directory can be listed.
     """
     plain: Listing = {}
     swapped: Listing = {}
@@ -55,7 +57,7 @@ def list_segments(disk: Disk, directory: Path, end_of: Callable[[int, Files], in
         swapped = {base: files for base, files in swapped.items() if base < min(cleaned)}
     ends = {base: end_of(base, files) for base, files in swapped.items() if names.LOG in files}
     if ends:
-        # A swap that holds no batch still replaces the segment with its own base offset.
+        # A new segment without batches still replaces the old segment that has the same base offset.
         low, high = min(ends), max(max(end, base + 1) for base, end in ends.items())
         plain = {base: files for base, files in plain.items() if not low <= base < high}
     for base, files in swapped.items():
@@ -91,7 +93,10 @@ def _look(disk: Disk, directory: Path) -> dict[str, int]:
 
 
 def log_bytes(disk: Disk, directory: Path) -> int:
-    """Return the total size (bytes) of a directory's .log files. Raises `FileNotFoundError` if one is removed."""
+    """Return the total size (bytes) of a directory's .log files.
+
+    Raises `FileNotFoundError` if one of them is removed during the call.
+    """
     logs = [entry.name for entry in disk.scan(directory) if entry.name.endswith(names.LOG)]
     return sum(disk.stat(directory / name).size_bytes for name in logs)
 
@@ -99,10 +104,10 @@ def log_bytes(disk: Disk, directory: Path) -> int:
 def open_by_identity(
     disk: Disk, path: Path, identity: int | None, *, may_have_left: bool = True
 ) -> File:
-    """Open the file that was listed as `path` with `identity`, even if a swap has renamed it since.
+    """Open the file that was listed as `path` with `identity`, even if compaction has renamed it since.
 
-    With `may_have_left`, a file that a deletion has renamed is found, too. With `identity` None, the first file found
-    under any of these names is opened. Raises `Gone` if no such file is found.
+    With `may_have_left`, a file that was renamed to `….deleted` is found, too. If `identity` is None, the first file
+    found under any of these names is opened. Raises `Gone` if no such file is found.
     """
     # The last try finds a file that was renamed to this name after the first try.
     for suffix in ("", names.SWAP, *([names.DELETED] if may_have_left else []), ""):

@@ -23,14 +23,15 @@ if TYPE_CHECKING:
 
 
 class SegmentWriter:
-    """The writer of an active segment. A segment has one, from its activation until it is sealed.
+    """The writer of an active segment. It exists from the activation of the segment until the segment is sealed.
 
-    One thread at a time may use it, under the partition's lock. Readers see a batch when the segment's `end` is
-    replaced, after the bytes are in the file (rule 6).
+    Only one thread at a time may use it: the one that holds the partition's lock (architecture.md, rule 6). Readers
+    see a batch after the segment's `end` is replaced, which happens after the bytes are in the file.
     """
 
     def __init__(self, segment: Segment, config: LogConfig) -> None:
-        # The segment owns its writer: a strong reference back would keep both until the garbage collector runs.
+        # A weak reference, because the segment refers to its writer: a strong one would make a cycle, which only the
+        # garbage collector frees.
         self._ref = ref(segment)
         self._disk = segment.disk
         # The position of the last batch that got an index entry; at first, the end of the segment.
@@ -62,11 +63,12 @@ class SegmentWriter:
         text: TextSize,
         interval_bytes: int,
     ) -> None:
-        """Write one batch at the end, and an index entry if one is due (kafka-storage 3.3, for each batch).
+        """Write one batch at the end of the segment, and an entry to each index if it is due (kafka-storage 3.3).
 
-        `data` are the bytes of the batch with its final offsets; `max_timestamp` (ms) and `text` are the greatest
-        timestamp and the text size of its records. An entry is due after more than `interval_bytes` of log. After an
-        `OSError` the end is unchanged, and the caller must cut off any bytes of the batch that are in the file.
+        `data` are the bytes of the batch, with its final offsets. `max_timestamp` (ms) and `text` are the greatest
+        timestamp and the text size of its records. An entry is due if the batch begins more than `interval_bytes`
+        after the last batch with an entry. After an `OSError` the segment's end is unchanged, and the caller must cut
+        off the bytes of the batch that are in the file.
         """
         segment = self._segment
         end = segment.end
@@ -91,9 +93,10 @@ class SegmentWriter:
         segment.set_end(SegmentEnd(position + len(data), last_offset + 1, end.text.plus(text)))
 
     def append_written(self, runs: Sequence[ScannedBatches], interval_bytes: int) -> None:
-        """Let readers see measured batches that are in the file already, all at once: set the segment's end.
+        """Let readers see the batches of `runs`, which are in the file already: set the segment's end after them.
 
-        Adds the index entries that are due, as far as the indexes and the disk have room for them.
+        The batches must be measured (`ScannedBatches.sizes`). Adds the index entries that are due, as far as the
+        indexes and the disk have room for them.
         """
         segment = self._segment
         end = segment.end
@@ -122,7 +125,7 @@ class SegmentWriter:
     ) -> int:
         """Return how many of `batches`, one after the other, can be appended before the segment must be sealed.
 
-        `hidden` are the batches in the file that follow the segment's end, and that no reader sees yet.
+        `hidden` are batches that are in the file already, but after the segment's end, so that no reader sees them.
         """
         held, first = self._segment.size_bytes, None
         if hidden:
@@ -151,8 +154,8 @@ class SegmentWriter:
         """Whether the segment must be sealed before a batch of `size` bytes is appended (kafka-storage 4.1).
 
         `last_offset` and `max_timestamp` (ms) are those of the batch; `now_ms` is the present time. `held` is the
-        number of bytes before the batch, and `first` the greatest timestamp of the first batch (ms). Where they are
-        None, those of the segment are used.
+        size of the segment in bytes before this append, and `first` the greatest timestamp (ms) of the segment's
+        first batch. If `held` or `first` is None, the value is taken from the segment.
         """
         if held is None:
             held = self._segment.size_bytes
@@ -172,7 +175,10 @@ class SegmentWriter:
 
 
 def age_limit_ms(config: LogConfig, writer: SegmentWriter | None) -> int:
-    """Return the age (ms) at which a segment rolls: the limit less its writer's jitter (kafka-storage 4.1)."""
+    """Return the age (ms) at which a segment rolls: the limit in `config` minus the writer's random jitter, if any.
+
+    This is the rule of kafka-storage 4.1.
+    """
     limit = config.segment_ms
     limit = min(limit, config.max_compaction_lag_ms) if config.is_compacted else limit
     return limit - (writer.jitter_ms if writer else 0)
@@ -182,8 +188,9 @@ def is_roll_overdue(segment: Segment, config: LogConfig, idle_ms: int, now_ms: i
     """Whether the active segment is so old that an append now would roll it; the last append was `idle_ms` ago.
 
     The age is the timestamp of the next record minus that of the segment's first batch. The next record is assumed to
-    have the newest timestamp plus `idle_ms`. By the wall-clock time, a segment of imported records from 2015 would be
-    too old at once. Without timestamps the age counts from the creation or the opening, as in Kafka.
+    have the segment's newest timestamp plus `idle_ms`. The wall-clock time is not used, because with it a segment of
+    imported records from 2015 would be too old at once. If the records have no timestamps, the age counts from the
+    time when the segment was created or opened, as in Kafka.
     """
     if not segment.size_bytes:
         return False

@@ -1,4 +1,7 @@
-"""The text index: from a byte of a segment's text views to its position in the file. Kafka has no such index."""
+"""The text index of a segment: it maps bytes of the segment's text views to positions in its .log file.
+
+Kafka has no such index.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,13 @@ if TYPE_CHECKING:
 
     from logfs.log.disk.disk import Disk, File
 
-# The number of index entries in the longest block of a text view, at the default index.interval.bytes.
+# How many entries `last_before` searches: at the default index.interval.bytes (4 KiB), they cover 1 MiB of log, which
+# is the most that a text view renders at once.
 _NEAR = 256
 
 
 class TextEntry(NamedTuple):
-    """A text index entry: the file before `position` holds all offsets below `offset`, with text of size `before`."""
+    """A text index entry: the batches before `position` have offsets below `offset`, and the text size `before`."""
 
     offset: int
     position: int
@@ -30,18 +34,20 @@ class TextEntry(NamedTuple):
 
 
 class TextIndex(SparseIndex):
-    """The sparse index from bytes of a segment's text views to positions in its file. Kafka ignores the file.
+    """The sparse index that maps bytes of a segment's text views to positions in its .log file. Kafka has none.
 
-    An entry stands for the start of a batch, and the closing entry for the end of the file, so that the text size of
-    a sealed segment is known without reading it. An entry has 32 bytes, big-endian: int32 relative offset of the last
-    record before it, int32 position, int32 records, int64 bytes of lines, int64 bytes of envelopes, and the uint32
-    CRC-32C of these and the base offset. The CRC thus rejects an entry that was not written for this segment.
+    An entry stands for the start of a batch, and the closing entry for the end of the .log file, so that the text
+    size of a sealed segment is known without reading the log. An entry has 32 bytes, big-endian: the int32 relative
+    offset of the last record before the position, the int32 position, and the text size of the log before it (int32
+    number of records, int64 bytes of the lines view, int64 bytes of the envelopes view). The last field is the uint32
+    CRC-32C of the segment's base offset (int64) and the other fields, so an entry of another segment is rejected.
     """
 
     entry = struct.Struct(">iiiqqI")
     first_field = struct.Struct(">i")
     _facts = struct.Struct(">iiiqq")
-    # Called for damaged entries. Returns `count` entries between two valid ones; none if the log does not yield them.
+    # Called for `count` damaged entries between two valid ones (`before`, `after`): returns new entries made from the
+    # log. The result is empty or None if they cannot be made.
     recreate: Callable[[TextEntry, TextEntry | None, int], Sequence[TextEntry] | None] = (
         staticmethod(lambda before, after, count: None)
     )
@@ -49,11 +55,11 @@ class TextIndex(SparseIndex):
     def __init__(self, disk: Disk, path: Path, base_offset: int) -> None:
         super().__init__(disk, path, base_offset)
         self._seed = crc32c(base_offset.to_bytes(8, "big"))
-        # The rebuilt fields of damaged entries. A key has the number of the entry, and its fields in the file.
+        # The rebuilt fields of damaged entries. A key is the entry's number followed by its damaged fields.
         self._remade: dict[tuple[int, ...], tuple[int, ...]] = {}
 
     def check_entries(self, entries: bytes) -> int | None:
-        """Return the number of the first damaged entry in `entries`, bytes of the file; None if all are valid."""
+        """Return the number of the first damaged entry in `entries`, bytes of the file; None if none is damaged."""
         size, width, view = self._facts.size, self.entry.size, memoryview(entries)
         for start in range(0, len(entries), width):
             end = start + size
@@ -73,9 +79,9 @@ class TextIndex(SparseIndex):
     def _recreate(self, number: int) -> tuple[int, ...]:
         """Rebuild a damaged entry and its damaged neighbours from the log, and return the fields of the entry.
 
-        Reads the log between the nearest valid entries, or up to its end if none follows. The new entries are kept in
-        memory: `logfs check` reports the file, and `logfs reindex` repairs it. Raises `Corrupt` if the log does not
-        yield them.
+        Reads the log between the nearest valid entries, or up to the log's end if no valid entry follows. The file is
+        not changed: `logfs check` reports it, and `logfs reindex` repairs it. Raises `Corrupt` if the entries cannot
+        be made from the log.
         """
         first, behind = number, number + 1
         while first and not self._is_right(first - 1):
@@ -87,7 +93,7 @@ class TextIndex(SparseIndex):
         if not entries:
             file = self._file
             if file is not None and self._disk.fetch_again(file, 0, self._disk.size(file)):
-                # The file is a copy in a cache, and was damaged there.
+                # The index is in a bucket, and only this computer's copy of the file was damaged.
                 self.read_again()
                 return self._get(number)
             raise Corrupt(f"{self.path}: entry {number} is damaged; run 'logfs reindex'")
@@ -102,7 +108,7 @@ class TextIndex(SparseIndex):
 
     @property
     def is_end_right(self) -> bool:
-        """Whether the last entry in the file is valid, or there is none."""
+        """Whether the last entry in the file is valid, or the file has no entries."""
         return not len(self) or self._is_right(len(self) - 1)
 
     def _is_right(self, number: int) -> bool:
@@ -110,17 +116,18 @@ class TextIndex(SparseIndex):
         return crc == self._crc(facts)
 
     def _written(self, file: File) -> int:
-        """Return the number of entries in a file, without the last one if it is only half written."""
+        """Return the number of entries in a file. A damaged last entry is not counted: it may be half written."""
         count = super()._written(file)
         width = self.entry.size
         last = self._disk.read(file, max(count - 1, 0) * width, width) if count else b""
         return count if self.check_entries(bytes(last)) is None else count - 1
 
     def packed(self, offset: int, position: int, before: Sequence[int]) -> bytes:
-        """Return the bytes of the entry that `append` adds; `before` are the numbers of a `TextSize`."""
-        # `offset` may be the base offset of the next segment. It is far higher if that segment is a stray file.
+        """Return the bytes of an entry (see `append` for the arguments); `before` has the fields of a `TextSize`."""
+        # `offset` may be the base offset of the next segment. If that segment is a stray file, its base offset may be
+        # too high for an int32.
         offset = min(offset, self.base_offset + MAX_RELATIVE_OFFSET + 1)
-        # -1 means that no offset comes before: damage at the start of the file may take bytes and no offsets.
+        # -1 stands for no offset: before the entry there may be only damaged bytes, which hold no offset.
         last = self._relative(offset - 1) if offset > self.base_offset else -1
         facts = self._facts.pack(last, position, *before)
         return facts + crc32c(facts, self._seed).to_bytes(4, "big")
@@ -135,7 +142,10 @@ class TextIndex(SparseIndex):
             self.extend(self.packed(offset, position, before))
 
     def append_all(self, entries: Iterable[tuple[int, int, TextSize]]) -> None:
-        """Add an entry for each ascending (offset, position, text size before it) that lies after the last entry."""
+        """Add an entry for each (offset, position, text size before the position); `entries` must be ascending.
+
+        Entries at or before the position of the last entry in the index are left out.
+        """
         last = self.last.position
         self.extend(b"".join([self.packed(*each) for each in entries if each[1] > last]))
 
@@ -149,10 +159,10 @@ class TextIndex(SparseIndex):
         return bisect_right(range(len(self)), position, key=lambda i: self._get(i)[1]) - 1
 
     def last_before(self, position: int, number: int) -> int:
-        """Return the number of the last entry at or before a position of the .log file, near entry `number`.
+        """Return the number of the last entry at or before a position of the .log file, if it is near entry `number`.
 
-        Only the 256 entries from `number` on are searched. If all of them lie before `position`, returns the number
-        of the last one. `position` must lie at or after entry `number - 1`.
+        Only the 256 entries from `number` on are searched. If `position` lies after all of them, the result is the
+        number of the last of them. Entry `number - 1` must lie at or before `position`.
         """
         high = min(number + _NEAR, len(self))
         return (
@@ -166,10 +176,10 @@ class TextIndex(SparseIndex):
         return bisect_right(range(len(self)), relative, key=lambda i: self._get(i)[0]) - 1
 
     def around(self, offset: int) -> tuple[int, int, int] | None:
-        """Return (offset, position, next position) of the entries around an offset; None if the index is empty.
+        """Return (start offset, position, next position) for a search for `offset`; None if the index is empty.
 
-        The first two are those of the last entry at or before the offset, or of the segment's start. The third is the
-        position of the entry after it, -1 if there is none.
+        The start offset and the position are those of the last entry at or before `offset`, or of the segment's
+        start. The next position is that of the entry after it, -1 if there is none.
         """
         wanted = offset - 1 - self.base_offset
         # This search does not check the CRC of the entries that it compares; `_around` checks the two that are used.
@@ -183,7 +193,11 @@ class TextIndex(SparseIndex):
         return self.base_offset + start + 1, position, after
 
     def _around(self, number: int) -> tuple[int, int, int, int]:
-        """Return relative offset and position of an entry, or of the segment's start, then those of the next one."""
+        """Return the relative offset and the position of entry `number`, then those of the next entry.
+
+        If `number` is -1, the first two are those of the segment's start. If there is no next entry, the last two are
+        an offset above all and the position -1.
+        """
         start, position = self._get(number)[:2] if number >= 0 else (-1, 0)
         end, after = MAX_RELATIVE_OFFSET + 1, -1
         if number + 1 < len(self):
@@ -193,7 +207,8 @@ class TextIndex(SparseIndex):
     def number_of_text(self, at: int, view: View, prefix_bytes: int) -> int:
         """Return the number of the last entry at or before byte `at` of a view; -1 if there is none.
 
-        `at` counts from the start of the segment's text; `prefix_bytes` is the length of each envelope's prefix.
+        `at` counts from the start of the segment's text. `prefix_bytes` is the size of the prefix of each JSON
+        envelope, which the sizes in the entries exclude (`TextSize.size`).
         """
 
         def size_before(number: int) -> int:

@@ -5,9 +5,10 @@ text index, the whole segment has to be read. The cache holds the entries of eac
 them, in the file `$XDG_CACHE_HOME/logfs/text/<key>` (by default below `~/.cache`).
 
 The key is a digest of what distinguishes one state of a .log file from every other: device, inode, length, mtime,
-ctime, base offset, and the header of the first batch. A file that was changed, replaced or moved has another key, so
-its old entries are never found again. Above `LIMIT_BYTES`, the files that were unused for longest are removed. A
-failure to read or write the cache is not an error; the segment is read again.
+ctime, base offset, and the header of the first batch. If a .log file is changed, replaced or moved, its key changes,
+so the cached entries of its old state are not used for it. If the cache has more than `LIMIT_BYTES`, the cache files
+that were unused for longest are removed. A failure to read or write the cache is not an error; the segment is read
+again.
 """
 
 from __future__ import annotations
@@ -31,18 +32,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# No file is kept for a segment smaller than this: the segment is read again.
+# For a .log file smaller than this, nothing is cached: the segment is read again.
 SMALLEST_BYTES = 1 << 20
 # Enough for the text indexes of 128 GiB of log, at an entry of 32 bytes for every 4 KiB.
 LIMIT_BYTES = 1 << 30
 
 _VERSION = b"logfs text index 2"
-# The checksum after the entries, which has fewer bytes than an entry.
+# The checksum after the entries. It has fewer bytes than an entry, so it is not taken for one.
 _TRAILER = struct.Struct(">I")
 
 
 def load(disk: Disk, log: File, index: TextIndex) -> bool:
-    """Let a sealed segment's text index use the entries in the cache; return False if there are no valid ones.
+    """Let a sealed segment's text index use the entries in the cache; return False if the cache has no valid entries.
 
     `log` is the segment's .log file, whose state is the key of the entries, and `disk` reads it.
     """
@@ -88,7 +89,10 @@ def save(disk: Disk, log: File, index: TextIndex) -> None:
 
 
 def _path(disk: Disk, log: File, index: TextIndex) -> Path | None:
-    """Return the file for a segment as it is now; None if the segment is too small, or if there is no cache."""
+    """Return the path in the cache for the present state of a segment's .log file.
+
+    Returns None if the segment is too small to be cached, or if there is no cache directory.
+    """
     found = disk.stat_file(log)
     home = cache_directory("text")
     if found.size_bytes < SMALLEST_BYTES or home is None:

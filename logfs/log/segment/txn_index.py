@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class TransactionIndex(NamedFile):
     """The aborted transactions of a segment in the order of their markers. The first transaction creates the file.
 
-    There is one writer; any thread may read `entries`. Recovery rebuilds the index like the other indexes. Without a
-    writable disk, the entries of a rebuild stay in memory.
+    There is one writer; any thread may read `entries`. Recovery rebuilds this index together with the other indexes.
+    In a read-only store, the rebuilt entries stay in memory.
     """
 
     def __init__(self, disk: Disk, path: Path) -> None:
@@ -34,9 +34,10 @@ class TransactionIndex(NamedFile):
 
     @property
     def entries(self) -> Sequence[AbortedTransaction]:
-        """The aborted transactions in the order of their markers. Raises `Corrupt` for a file of a later version.
+        """The aborted transactions in the order of their markers.
 
-        Raises `OSError`, and `WouldBlock` in a thread that must not wait, if the file has to be read first.
+        If the file has to be read first, raises `OSError`, `Corrupt` for a later version of its format, and
+        `WouldBlock` in a thread that must not wait.
         """
         entries = self._entries
         if entries is None:
@@ -68,7 +69,7 @@ class TransactionIndex(NamedFile):
             if entry.last_offset <= before:
                 raise Corrupt(
                     f"{self.path}: entries are out of order, or of another segment: a transaction ends at offset "
-                    f"{entry.last_offset}, but this must be above {before}"
+                    f"{entry.last_offset}, which must be above {before}"
                 )
             before = entry.last_offset
 
@@ -83,7 +84,10 @@ class TransactionIndex(NamedFile):
         self._entries = (*entries, aborted)
 
     def supplement(self, aborted: AbortedTransaction) -> None:
-        """Add an aborted transaction found in the log. Does nothing: only a file that a broker writes may lack it."""
+        """Add an aborted transaction that was found in the log, if the index lacks it.
+
+        Does nothing here: only the index of a log that a broker is writing may lack it, and a subclass reads that.
+        """
 
     def truncate(self, offset: int) -> None:
         """Drop the transactions whose markers lie at or after `offset`."""
@@ -132,7 +136,7 @@ class TransactionIndex(NamedFile):
             raise
 
     def release(self) -> None:
-        """Release the file, which is not written any more; the entries in memory stay."""
+        """Release the file, which must not be written any more; the entries in memory stay."""
         self._file = None
 
     def close(self) -> None:

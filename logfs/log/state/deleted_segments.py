@@ -16,12 +16,16 @@ if TYPE_CHECKING:
     from logfs.log.state.producer_snapshots import ProducerSnapshots
 
 
-# The `base_offset` of a segment whose files were renamed again: no later segment needs names like `….log.1.deleted`.
+# The `base_offset` of a segment whose files were renamed a second time, to names such as `….log.1.deleted`. No other
+# segment needs these names.
 _NO_NAME = -1
 
 
 class DeletedSegment(NamedTuple):
-    """A segment that has left the log. Its files may be removed from `due_ms` on, once no reader holds it."""
+    """A segment that has left the log.
+
+    Its files may be removed from `due_ms` on (ms since the epoch), if no reader holds the segment any more.
+    """
 
     due_ms: int
     base_offset: int
@@ -30,7 +34,7 @@ class DeletedSegment(NamedTuple):
 
 
 class DeletedSegments:
-    """The dropped segments of one partition. Not thread-safe: the caller makes one call at a time."""
+    """The dropped segments of one partition. Not thread-safe: the caller must make one call at a time."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
@@ -46,11 +50,11 @@ class DeletedSegments:
     def move_away(
         self, segments: Sequence[Segment], snapshots: ProducerSnapshots, due_ms: int, kept: int = -1
     ) -> None:
-        """Rename the files of segments, and the producer snapshots at their base offsets, to end in `.deleted`.
+        """Add `.deleted` to the names of the segments' files, and of the producer snapshots at their base offsets.
 
-        The snapshot at offset `kept` stays; with -1, no snapshot stays. If files of segments dropped earlier have the
-        new names already, these files are first renamed again or removed. The renamed files may be removed from
-        `due_ms` on, in ms since the epoch. The caller syncs the directory.
+        The snapshot at offset `kept` keeps its name; -1 stands for none. If files of segments that were dropped
+        earlier have the new names already, those files are first renamed a second time, or removed. The files may be
+        removed from `due_ms` on, in ms since the epoch. The caller must sync the directory.
         """
         bases = {segment.base_offset for segment in segments}
         self._free_names([gone for gone in self._dropped if gone.base_offset in bases])
@@ -76,7 +80,7 @@ class DeletedSegments:
         return len(due)
 
     def _free_names(self, before: Sequence[DeletedSegment]) -> None:
-        """Free the names of dropped files for other files: rename those that a reader holds, unlink the rest."""
+        """Free the names of dropped segments' files: rename the files that a reader holds, and unlink the others."""
         for gone in before:
             segment = gone.segment()
             if segment is not None:

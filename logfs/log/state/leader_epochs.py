@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class LeaderEpochs:
-    """An ordered map of leader epochs to start offsets, kept in `leader-epoch-checkpoint`.
+    """An ordered map of leader epochs to start offsets, kept in the file `leader-epoch-checkpoint`.
 
     Both epochs and start offsets increase. The file is written at each change. There is one writer.
     """
@@ -29,9 +29,9 @@ class LeaderEpochs:
     def __init__(
         self, disk: Disk, directory: Path, entries: Sequence[tuple[int, int]] | None = None
     ) -> None:
-        """Load the file; if it is missing, create it empty on a writable disk. Raises `Corrupt` if malformed.
+        """Load the file; if it is missing, create it empty on a writable disk. Raises `Corrupt` if it is malformed.
 
-        With `entries`, these are used in place of those in the file.
+        If `entries` are given, they are used, and the file is not read.
         """
         self._disk = disk
         self._path = directory / names.LEADER_EPOCHS
@@ -81,7 +81,10 @@ class LeaderEpochs:
         self._replace([*kept, (epoch, offset)])
 
     def note_batches(self, rows: NDArray[np.int64]) -> None:
-        """Call `assign` for the first batch of each epoch above `latest`; `rows` have the columns of `batch_rows`."""
+        """Call `assign` for the first batch of each epoch above `latest`.
+
+        `rows` has one row for each batch, with the columns that the module `batch_rows` names.
+        """
         newer = rows[rows[:, LEADER_EPOCH] > self.latest]
         for epoch, base_offset in newer[:, (LEADER_EPOCH, SPAN_BASE_OFFSET)].tolist():
             if epoch > self.latest:
@@ -97,7 +100,7 @@ class LeaderEpochs:
         self._replace([entry for entry in self._entries if entry[1] < offset])
 
     def truncate_from_start(self, offset: int) -> None:
-        """Drop the epochs that end at or below `offset`. The epoch of the record at `offset` now starts there."""
+        """Drop the epochs that end at or below `offset`. The epoch in force at `offset` now starts at `offset`."""
         below = [entry for entry in self._entries if entry[1] <= offset]
         above = [entry for entry in self._entries if entry[1] > offset]
         self._replace([(below[-1][0], offset), *above] if below else above)

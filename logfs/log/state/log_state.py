@@ -13,16 +13,17 @@ if TYPE_CHECKING:
 
 
 class LogState(NamedTuple):
-    """A log at one moment. It never changes: a log that changes publishes another state, by one assignment.
+    """The state of a log at one moment. It is immutable: a log that changes publishes a new state, by one assignment.
 
     `segments` are in order, and there is at least one. Records with offsets in [log_start_offset, log_end_offset) can
-    be read. `stable_end` is the first offset of the oldest open transaction, or the log end offset; None if it has to
-    be computed first, as for a log that another process writes. `stable_end` is below the log start if the log start
-    has passed the beginning of the transaction. All transactions aborted below `stable_end` are in the transaction
-    indexes of `segments`. `last_timestamp` is that of the last batch (ms), -1 if there is none.
+    be read. `stable_end` is the first offset of the oldest open transaction, or the log end offset if none is open.
+    It is None if it has not been computed yet, as for a log that another process writes. It is below the log start if
+    the log start has passed the beginning of that transaction. All transactions aborted below `stable_end` are in the
+    transaction indexes of `segments`. `last_timestamp` is that of the last batch (ms), -1 if there is none.
 
-    `generation` grows when a new text view may have other bytes than one made before. `truncations` are the offsets
-    to which this process has truncated the log since it was opened, the oldest truncation first.
+    `generation` grows at each change after which a text view that is made now may have other bytes than a text view
+    made before the change. `truncations` are the offsets to which this process has truncated the log since it was
+    opened, the oldest truncation first.
 
     For example, a log of two segments at the offsets 0 and 100 that ends at 130, with a transaction open since 120,
     has `log_end_offset` 130 and `stable_end` 120.
@@ -37,7 +38,7 @@ class LogState(NamedTuple):
     truncations: tuple[int, ...] = ()
 
     def segments_from(self, offset: int) -> Sequence[Segment]:
-        """Return the segment that holds `offset`, or else the first one, and all after it."""
+        """Return the segment that holds `offset` and all after it; if `offset` is below all, return all segments."""
         return segments_from(self.segments, offset)
 
     @property
@@ -76,6 +77,6 @@ class LogState(NamedTuple):
 
 
 def segments_from(segments: Sequence[Segment], offset: int) -> Sequence[Segment]:
-    """Return the segment that holds `offset`, or else the first one, and all after it."""
+    """Return the segment that holds `offset` and all after it; if `offset` is below all, return all segments."""
     number = bisect_right(segments, offset, key=lambda segment: segment.base_offset)
     return segments[max(number - 1, 0) :]

@@ -37,12 +37,12 @@ class ProducerSnapshots:
         self._disk = disk
         self._directory = directory
         self._expiration_ms = expiration_ms
-        # The snapshots that a power cut could lose.
+        # The offsets of the snapshots that are not synced yet: a power cut could lose them.
         self._unsynced: set[int] = set()
-        # The offsets of the files that `set_aside` has set aside.
+        # The offsets of the snapshots that `set_aside` has taken out of use, and whose files are not removed yet.
         self._aside: set[int] = set()
-        # The log start offset. If there is no snapshot, `write` writes none at or below this offset, because the
-        # producers of deleted records are forgotten.
+        # The log start offset. As long as there are no snapshots, `write` writes none at or below this offset,
+        # because the producers of deleted records are forgotten.
         self.minimum_offset = 0
         self.offsets: list[int] = []
         self.list_files()
@@ -56,7 +56,7 @@ class ProducerSnapshots:
         )
 
     def rebind(self, disk: Disk, directory: Path, offsets: list[int]) -> None:
-        """Use the durable snapshots in `directory`, on `disk`, from now on; they are at the ascending `offsets`."""
+        """Use the durable snapshots in `directory` on `disk` from now on; `offsets` are their offsets, ascending."""
         self._disk, self._directory, self.offsets = disk, directory, offsets
         self._unsynced.clear()
 
@@ -86,7 +86,7 @@ class ProducerSnapshots:
         self._aside.discard(offset)
 
     def write_if_room(self, offset: int, producers: Producers) -> None:
-        """Write a snapshot as `write` does. On a full disk, log a warning: the next opening reads more of the log."""
+        """Call `write`. If the disk is full, only log a warning: the next opening then reads more of the log."""
         try:
             self.write(offset, producers)
         except OSError as error:
@@ -97,7 +97,7 @@ class ProducerSnapshots:
             )
 
     def flush(self) -> None:
-        """Sync the snapshots that a power cut could lose. The caller syncs their directory."""
+        """Sync the snapshots that a power cut could lose. The caller must sync their directory."""
         while self._unsynced:
             offset = next(iter(self._unsynced))
             # A snapshot that has been dropped since needs no sync.
@@ -111,8 +111,8 @@ class ProducerSnapshots:
     def newest(self, now_ms: int, most: int | None = None) -> tuple[int, Producers]:
         """Return the offset and the producers of the newest snapshot that can be read, without expired producers.
 
-        With `most`, returns the newest at or below that offset. Drops damaged snapshots. If none can be read, returns
-        `minimum_offset` and no producers.
+        `most`, if given, is the greatest permitted offset of the snapshot. Drops damaged snapshots. If no snapshot
+        can be read, returns `minimum_offset` and no producers.
         """
         for offset in reversed(self.offsets):
             if most is not None and offset > most:
@@ -141,11 +141,11 @@ class ProducerSnapshots:
     ) -> Producers:
         """Return the producers at the offset `end`: those of the newest snapshot, updated by the batches after it.
 
-        Without a snapshot, the log is read from `begin` on, to find transactions that began below the log start. If
-        `begin` is None, it is read from the log start on, as Kafka does.
+        If there is no snapshot, the log is read from `begin` on, to find transactions that began below the log start.
+        If `begin` is None, the log is read from the log start on, as in Kafka.
 
-        Drops the snapshots above `end`, and those at or below the log start. Writes those that are missing at the
-        base offsets of the last two segments and at `end` (kafka-storage 9.8).
+        Drops the snapshots above `end`, and those at or below the log start. Writes snapshots at `end` and at the
+        base offsets of the last two segments, where they are missing (kafka-storage 9.8).
         """
         for offset in [*self.offsets]:
             if not log_start_offset < offset <= end:
@@ -177,9 +177,10 @@ class ProducerSnapshots:
                 self._disk.unlink(self.path(offset))
 
     def set_aside(self, offset: int) -> None:
-        """Stop using the snapshots above `offset`, at which recovery of the log begins.
+        """Stop using the snapshots above `offset`, the offset at which recovery of the log begins.
 
-        Recovery writes most of them again with the same content. Their files therefore stay until `drop_aside`.
+        Recovery writes most of them again, with the same content. Their files therefore stay until `drop_aside`
+        removes those that were not written again.
         """
         self._aside.update(found for found in self.offsets if found > offset)
         self.offsets = [found for found in self.offsets if found <= offset]
@@ -204,7 +205,7 @@ class ProducerSnapshots:
     def drop_strays(self, base_offsets: Collection[int]) -> None:
         """Remove the snapshots that are not at the base offset of a segment.
 
-        The newest one stays if it is above all `base_offsets`: it was written at a clean shutdown.
+        The newest of these stays if it is above all `base_offsets`: it was written at a clean shutdown.
         """
         strays = [offset for offset in self.offsets if offset not in base_offsets]
         if strays and strays[-1] > max(base_offsets, default=-1):
@@ -214,9 +215,9 @@ class ProducerSnapshots:
 
 
 def replay(producers: Producers, segment: Segment, start: int, end: int) -> None:
-    """Update `producers` by the batches of a segment with offsets in [start, end). Damage is skipped.
+    """Update `producers` with the batches of a segment that have offsets in [start, end). Damage is skipped.
 
-    Each transaction that the batches abort is given to the segment's `txn_index.supplement`.
+    Each transaction that the batches abort is passed to the segment's `txn_index.supplement`.
     """
     if segment.base_offset >= end or segment.next_offset <= start:
         return

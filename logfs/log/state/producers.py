@@ -1,7 +1,7 @@
 """The state of a log's producers: epochs, sequences, open transactions (Kafka's ProducerStateManager).
 
-The rules are those of kafka-storage 9.1 to 9.4. There are no replicas here: a transaction is over when its marker is
-in the log, while Kafka waits until the replicas have the marker.
+The rules are those of kafka-storage 9.1 to 9.4, except that a log has no replicas: a transaction is over when its
+marker is in the log, while Kafka waits until the replicas have the marker.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ class SentBatch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Producer:
-    """One producer of a partition. `batches` are its last batches in the current epoch, oldest first.
+    """One producer of a partition. `batches` are its last batches (at most five) in the current epoch, oldest first.
 
-    `timestamp` (ms) is that of its last batch or marker. `transaction_start` is the first offset of its open
-    transaction, None without one.
+    `timestamp` (ms) is that of the producer's last batch or marker. `transaction_start` is the first offset of the
+    producer's open transaction, None if no transaction is open.
     """
 
     producer_id: int
@@ -83,13 +83,13 @@ class Producer:
 
     @property
     def last_sequence(self) -> int:
-        """The sequence number of its last record, -1 if none is known."""
+        """The sequence number of the producer's last record, -1 if no batch is remembered."""
         return self.batches[-1].last_sequence if self.batches else NO_SEQUENCE
 
     def duplicate(self, header: Header) -> SentBatch | None:
-        """Return the remembered batch with the epoch and sequences of `header`; None if there is none.
+        """Return the remembered batch with the same epoch and sequence numbers as `header`; None if there is none.
 
-        If there is one, the batch with `header` is a repetition, and must not be appended again.
+        If there is one, the batch with `header` was sent again, and must not be appended a second time.
         """
         if header.producer_epoch != self.epoch:
             return None
@@ -100,11 +100,11 @@ class Producer:
         )
 
     def at_epoch(self, epoch: int) -> Producer:
-        """Return the producer with the epoch `epoch`; if this is a new epoch, without remembered batches."""
+        """Return the producer with the epoch `epoch`. If the epoch changes, the remembered batches are dropped."""
         return self if epoch == self.epoch else replace(self, epoch=epoch, batches=())
 
     def entry(self) -> ProducerEntry:
-        """Return the producer's entry in a snapshot, which keeps only its last batch."""
+        """Return the producer's entry for a snapshot. Of the remembered batches, the entry has only the last one."""
         last = (
             self.batches[-1] if self.batches else SentBatch(NO_SEQUENCE, _NONE, 0, self.timestamp)
         )
@@ -179,15 +179,15 @@ class Producers:
     def _first_open(self) -> int | None:
         return min(self.open_transactions().values(), default=None)
 
-    # Checks, for what a client sends (kafka-storage 9.2, 9.3).
+    # Methods that check what a client sends (kafka-storage 9.2, 9.3).
 
     def check_batch(self, header: Header, *, trusted: bool = False) -> SentBatch | None:
         """Check a batch before it is appended; if it repeats a remembered batch, return that batch, else None.
 
-        `header` is the header of the batch. `trusted` means that a group coordinator has sent the batch: its
-        sequences are not checked. Raises `InvalidProducerEpoch` for an outdated epoch, `OutOfOrderSequence` for a
-        sequence that does not follow the last one, and `InvalidTransactionState` for a non-transactional batch while
-        the producer's transaction is open.
+        `header` is the header of the batch. `trusted` means that a group coordinator has sent the batch: the batch's
+        sequence numbers are not checked. Raises `InvalidProducerEpoch` for an outdated epoch, `OutOfOrderSequence`
+        for a sequence number that does not follow the last one, and `InvalidTransactionState` for a non-transactional
+        batch while the producer has an open transaction.
         """
         producer = self[header.producer_id]
         duplicate = None if trusted else producer.duplicate(header)
@@ -198,8 +198,8 @@ class Producers:
             self._check_sequence(producer, header)
         if producer.transaction_start is not None and not header.is_transactional:
             raise InvalidTransactionState(
-                f"producer {header.producer_id}: a batch that is not transactional, but a transaction is open "
-                f"since offset {producer.transaction_start}; end the transaction first"
+                f"producer {header.producer_id}: a non-transactional batch cannot be appended while a transaction is "
+                f"open (since offset {producer.transaction_start}); end the transaction first"
             )
         return None
 
@@ -211,15 +211,16 @@ class Producers:
             is_next = header.base_sequence == increment_sequence(producer.last_sequence, 1)
         if not is_next:
             raise OutOfOrderSequence(
-                f"producer {header.producer_id}: sequence {header.base_sequence} of epoch "
-                f"{header.producer_epoch} does not follow {producer.last_sequence} of epoch "
-                f"{producer.epoch}; send the missing batches first"
+                f"producer {header.producer_id}: the sequence number {header.base_sequence} (epoch "
+                f"{header.producer_epoch}) does not follow the last one, {producer.last_sequence} (epoch "
+                f"{producer.epoch}); send the missing batches first"
             )
 
     def check_marker(self, producer_id: int, producer_epoch: int, coordinator_epoch: int) -> None:
         """Check a transaction marker before it is appended.
 
-        Raises `InvalidProducerEpoch` or `CoordinatorFenced` if its producer or coordinator epoch is outdated.
+        Raises `InvalidProducerEpoch` if the marker's producer epoch is outdated, and `CoordinatorFenced` if its
+        coordinator epoch is outdated.
         """
         producer = self[producer_id]
         self._check_epoch(producer, producer_epoch)
@@ -237,10 +238,10 @@ class Producers:
                 f"epoch {producer.epoch}; a newer instance of the producer is active"
             )
 
-    # Updates by the batches of the log, in the order of their offsets.
+    # Methods that update the producers with the batches of the log, which must come in the order of their offsets.
 
     def update(self, batch: Batch) -> AbortedTransaction | None:
-        """Update the producers by a batch of the log; return the transaction that the batch aborts, or None.
+        """Update the producers with a batch of the log; return the transaction that the batch aborts, or None.
 
         The transaction is returned as its entry in the transaction index (kafka-storage 9.5). A batch without a
         producer id changes nothing. No batch is refused, because those in the log have been checked. A malformed
@@ -309,9 +310,10 @@ class Producers:
 
 
 def deciding_batches(run: ScannedBatches) -> Iterator[Batch]:
-    """Yield, in order, the batches of a run that determine the state of its producers.
+    """Yield, in order, the batches of `run` that determine the state of their producers.
 
-    Of a producer's batches outside of transactions, yields only the last five: earlier batches are not remembered.
+    Leaves out batches without a producer id. Of each producer's batches outside of transactions, yields only the last
+    five, because `Producers` does not remember earlier ones.
     """
     rows = run.rows
     is_sent = rows[:, PRODUCER_ID] >= 0
@@ -327,6 +329,6 @@ def deciding_batches(run: ScannedBatches) -> Iterator[Batch]:
 
 
 def _spread(producer_id: int) -> int:
-    """Return the hash of a long in a Java `HashMap`: Kafka writes the producers in the order of its buckets."""
+    """Return the hash that Java's `HashMap` uses for a producer id: it determines the order in Kafka's snapshots."""
     folded = (producer_id ^ producer_id >> 32) & 0xFFFFFFFF
     return folded ^ folded >> 16

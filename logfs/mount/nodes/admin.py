@@ -50,11 +50,11 @@ class AdminFile(FileNode):
 
 
 class AdminHandle(Handle):
-    """An open `admin` file. A request is all data up to a write that ends with a newline.
+    """An open `admin` file. A request is the data of all writes up to one whose data ends with a newline.
 
-    That write starts the request, and returns before the request has ended. The answer is read from position 0: lines
-    of progress, and a last line with the result or the error. A read at the end of the lines so far returns no bytes,
-    and can be repeated until the last line is there. A close or a new request cancels the running request.
+    This last write starts the request, and returns before the request has ended. The answer is read from position 0
+    on: lines of progress, and a last line with the result or the error. A read at the end of the lines so far returns
+    no bytes, and can be repeated until the last line is there. A close or a new request cancels the running request.
     """
 
     direct_io = True
@@ -107,7 +107,7 @@ class AdminHandle(Handle):
         if self._asked:
             raise refuse(
                 errno.EINVAL,
-                f"{self._file.path}: closed before the newline that ends a request; it was not executed",
+                f"{self._file.path}: closed before the newline that ends a request; the request was not executed",
             )
 
     def _cancel(self) -> None:
@@ -115,7 +115,7 @@ class AdminHandle(Handle):
             self._running.cancel()
 
     def _give_to_caller(self, request: Request) -> None:
-        """Make the caller of a `Create` request the owner of the new partition, as `mkdir` does."""
+        """If `request` is a `Create`, make its caller the owner of the new partition. `mkdir` does the same."""
         if isinstance(request, Create):
             partition = self._file.context.store[request.partition]
             access = Access(DIRECTORY_MODE, self._caller.uid, self._caller.gid)

@@ -33,13 +33,14 @@ if TYPE_CHECKING:
     from logfs.log.read.reader import Reader
     from logfs.store.directory.permissions import PermissionTable
 
-# A write of lines up to this size is encoded and written to the kernel's page cache on the trio thread, which takes
-# less time than a switch to a worker thread and back, also with lz4 or snappy. Larger writes go to a worker thread.
+# If a write has at most this many bytes of lines, they are encoded and written to the kernel's page cache on the trio
+# thread. This takes less time than a switch to a worker thread and back, also with lz4 or snappy. Larger writes go to
+# a worker thread.
 INLINE_BYTES = 160 * 1024
-# The same limit for envelopes, which are parsed, and for the slow codecs.
+# The same limit for JSON envelopes, which have to be parsed, and for lines that are compressed with a slow codec.
 INLINE_SLOW_BYTES = 4 * 1024
 _SLOW_CODECS = frozenset({"gzip", "zstd"})
-# The number of writing processes whose last offset is remembered for each file.
+# For each file, the number of writing processes of which the last offset is remembered.
 _REMEMBERED = 10_000
 
 
@@ -62,16 +63,17 @@ class LastOffsets:
 
 
 class AppendFile(PartitionAccess, FileNode):
-    """A file that takes lines and reads as empty. `>` and `>>` have the same effect.
+    """A file that appends the lines written to it, and reads as empty. `>` and `>>` have the same effect.
 
     The kernel serialises the writes to one inode. So that writers do not wait for each other, each lookup makes a new
-    node while the file is open. All nodes of the file have the same `file_number`.
+    node while the file is open. All nodes of the file have the same `file_number`, which is their `st_ino`.
     """
 
     framer = LineFramer
-    # Whether each line is parsed, which takes longer than appending it as a value.
+    # Whether each line is parsed as JSON, which takes longer than appending the line as a value.
     is_parsed = False
-    # Linux shows `user.` attributes only to users who may read the file, and a writer must see its last offset.
+    # The bits include read permission: Linux shows `user.` attributes only to users who may read the file, and a
+    # writer must be able to see the attribute with its last offset.
     allowed_bits = READ_BITS | WRITE_BITS
 
     def __init__(
@@ -124,7 +126,7 @@ class AppendFile(PartitionAccess, FileNode):
         return {} if last is None else {"user.logfs.last_offset": b"%d" % last}
 
     def note_last_offset(self, process: int, offset: int) -> None:
-        """Store the offset of the last record that a process has appended, for its xattr `user.logfs.last_offset`."""
+        """Store the offset of the last record that a process has appended: its xattr `user.logfs.last_offset`."""
         self._last_offsets.note(process, offset)
 
 
@@ -157,10 +159,11 @@ class AppendHandle(EmptyHandle):
         self.appends_to = node.logs()
         self._framer = node.make_framer()
         self._process = process
-        # With direct_io the kernel sends no FSYNC for O_SYNC and O_DSYNC: only the open flags show them.
+        # With direct_io, the kernel sends no FSYNC after the writes of a file opened with O_SYNC or O_DSYNC. So the
+        # open flags decide.
         self._is_sync = bool(flags & (os.O_SYNC | os.O_DSYNC))
-        # The positions where the last write began and where it ended. None with O_APPEND: the kernel then sends the
-        # file size that it knows as the position.
+        # The positions where the last write began and where it ended. None with O_APPEND: the position of a write is
+        # then the file size that the kernel knows.
         self._positions: tuple[int, int] | None = None if flags & os.O_APPEND else (0, 0)
         node.handles.add(self)
 
@@ -168,10 +171,11 @@ class AppendHandle(EmptyHandle):
         return self.appends_to
 
     def check_position(self, position: int, data: bytes) -> None:
-        """Raise EOPNOTSUPP for a write of `posix_fallocate`, which the C library emulates by one NUL in each block.
+        """Raise `OSError` (EOPNOTSUPP) for a write that only reserves space.
 
-        A single NUL is accepted only at the position where the last write began or ended, and, before the first
-        write, at 0. Other data is accepted at any position. With O_APPEND everything is accepted.
+        The C library emulates `posix_fallocate` by writing one NUL into each block. Therefore a single NUL is
+        accepted only at the position where the last write began or ended, and, before the first write, at 0. Other
+        data is accepted at any position. With O_APPEND everything is accepted.
         """
         if self._positions is None:
             return
@@ -193,7 +197,7 @@ class AppendHandle(EmptyHandle):
             self.file.note_last_offset(self._process, done.last_offset)
         if done.refused is not None and not done.consumed:
             raise done.refused
-        # After a partial write, the caller gets the error when it writes the rest.
+        # If only a part of `data` was accepted, the error `done.refused` is raised when the caller writes the rest.
         return done.consumed
 
     def needs_sync(self) -> bool:

@@ -95,7 +95,7 @@ class Node:
     file_number: int = 0
     # For how many seconds the kernel may keep the name; `attr_timeout` is the same for the attributes.
     entry_timeout: float = 0
-    # Whether a mount may have very many nodes of this kind. The kernel is asked to forget the oldest of them.
+    # Whether a mount may have very many nodes of this kind. If it has, the kernel is asked to forget the oldest.
     is_evictable = False
     attr_timeout: float = 0
 
@@ -165,7 +165,7 @@ class Handle:
     def grown(self) -> Sequence[Reader]:
         """Return the partitions that may have grown through this handle.
 
-        The caller makes the kernel forget the sizes of their files.
+        The caller must make the kernel forget the sizes of these partitions' files.
         """
         return ()
 
@@ -174,18 +174,18 @@ class Handle:
         return False
 
     def release(self) -> None:
-        """Release what the handle uses, after the last descriptor of this open file was closed."""
+        """Release what the handle uses. Called after the last descriptor of this open file was closed."""
 
 
 class FileNode(Node):
     """A regular file."""
 
     def open(self, flags: int, caller: Caller) -> Handle:
-        """Open the file and return its handle. Raises EPERM for writing to a file that can only be read."""
+        """Open the file and return a handle. Raises EPERM if a file that can only be read is opened for writing."""
         raise NotImplementedError
 
     def refuse_writing(self, flags: int) -> None:
-        """Raise EPERM if `flags` ask for writing. For files that are views of the log."""
+        """Raise EPERM if `flags` ask for writing. Files that are views of the log call this when they are opened."""
         if flags & (os.O_WRONLY | os.O_RDWR):
             raise refuse(errno.EPERM, f"{self.path}: is a view of the log; write to 'append'")
 
@@ -221,7 +221,7 @@ class DirectoryNode(Node):
         self._alive: WeakValueDictionary[str, Node] = WeakValueDictionary()
 
     def known(self, name: str) -> Node | None:
-        """Return the node that an earlier lookup of `name` made; None if there is none or it is out of date.
+        """Return the node that an earlier lookup of `name` made; None if there is no such node, or it is out of date.
 
         On the trio thread, the result is also None if the check of the node would have to wait for the disk.
         """
@@ -239,7 +239,7 @@ class DirectoryNode(Node):
         raise NotImplementedError
 
     def path_of(self, name: str) -> str:
-        """Return the path below the mountpoint of a name in the directory, for messages."""
+        """Return the path (below the mountpoint) of a name in the directory, for messages."""
         return f"{self.path.rstrip('/')}/{name}"
 
     def adopt(self, name: str, node: Node | None) -> Node:
@@ -326,11 +326,11 @@ class PartitionAccess(Node):
         return found._replace(mode=found.mode & self.allowed_bits)
 
     def follows(self, modes: PermissionTable) -> bool:
-        """Whether the mode or the owner of this node may change with an entry of the permission table `modes`."""
+        """Whether the mode and owner of this node may change if an entry of the permission table `modes` changes."""
         return self.modes is modes
 
     def set_access(self, access: Access) -> None:
-        """Store mode and owner durably. Raises EPERM for a file that shares those of its subdirectory."""
+        """Store mode and owner durably. Raises EPERM for a file that has the mode and owner of its subdirectory."""
         if self.mode_name != self.name:
             super().set_access(access)
         self.modes.set(self.mode_name, access)

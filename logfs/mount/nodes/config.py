@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class SettingFile(GeneratedFile):
-    """The file of a setting of the broker or of a topic. `config/` of each partition has one for each setting."""
+    """The file of one setting, of the broker or of a topic. There may be very many: one per setting and partition."""
 
     is_evictable = True
 

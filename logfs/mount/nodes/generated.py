@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def installed_ns() -> int:
     """Return the time at which this release was installed, in ns since the epoch.
 
-    It is the mtime of files whose content comes with the release, such as the README.
+    Files whose content comes with the release, such as the README, have this time as their mtime.
     """
     return Path(logfs.__file__).stat().st_mtime_ns
 
@@ -31,7 +31,7 @@ def installed_ns() -> int:
 class GeneratedFile(FileNode):
     """A file whose content a function returns. While the file is open, only a write to it changes the content.
 
-    So a process that has the file open can read as many bytes as `stat` shows.
+    Therefore, a process that has the file open can read as many bytes as `stat` shows.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class GeneratedFile(FileNode):
         self._handles: set[GeneratedHandle] = set()
 
     def content(self) -> bytes:
-        """Return the present content. It is made again unless the file is open."""
+        """Return the present content. If the file is not open, the content is made again."""
         content = self._content
         if content is None or not self._handles:
             # Making the content may take long, as for the metrics of very many partitions.
@@ -70,8 +70,8 @@ class GeneratedFile(FileNode):
 
     def hold(self, handle: GeneratedHandle) -> bytes:
         """Keep the present content until `handle` is dropped, and return it."""
-        # The handle is added before the content is made. Otherwise a thread that drops the last other handle
-        # meanwhile would also drop this content.
+        # Add the handle before the content is made. Otherwise a thread that drops the last other handle meanwhile
+        # would drop the new content, too.
         self._handles.add(handle)
         try:
             self._content = content = self.content()
@@ -81,7 +81,7 @@ class GeneratedFile(FileNode):
         return content
 
     def drop(self, handle: GeneratedHandle) -> None:
-        """Remove an open handle; with the last one, the content is no longer kept."""
+        """Remove an open handle. If it was the last one, the content is not kept any longer."""
         self._handles.discard(handle)
         if not self._handles:
             self._content = None
@@ -111,10 +111,10 @@ class GeneratedFile(FileNode):
     def write_value(self, data: bytes) -> None:
         """Set a new value. One write is one whole value, as in sysfs.
 
-        Raises `OSError` (EINVAL) if `data` is not UTF-8 or has a NUL, and the errors of the function that sets it.
+        Raises `OSError` (EINVAL) if `data` is not UTF-8 or has a NUL, and the errors of the function `write`.
         """
         assert self._write is not None
-        # `_write` waits for the disk, and may wait for a lock of the store (rule 8).
+        # `_write` waits for the disk, and may wait for a lock of the store (architecture.md, rule 8).
         self.context.store.disk.check_may_block()
         try:
             text = data.decode()
@@ -128,10 +128,10 @@ class GeneratedFile(FileNode):
 
 
 class GeneratedHandle(Handle):
-    """An open generated file. Reads and writes use neither the kernel's page cache nor the size that it keeps.
+    """An open generated file, with direct_io: reads and writes bypass the kernel's page cache and known file size.
 
-    Otherwise a reader would find the file empty after a shell's `>` truncated it, and two readers of different
-    contents would share pages.
+    Otherwise, the file would read as empty after a shell's `>` truncated it, and two readers that opened the file
+    with different contents would share pages.
     """
 
     direct_io = True

@@ -79,7 +79,7 @@ class GroupsFolder(DirectoryNode):
                 yield name
 
     def create(self, name: str, flags: int) -> Node:
-        """Return the file of a group, even if the group has no committed offset. Only a write to it commits one.
+        """Return the file of a group, even if the group has no committed offset. Only a write commits an offset.
 
         Raises EEXIST with O_EXCL if the group has a committed offset, EPERM for a lag file, EINVAL for a wrong name.
         """
@@ -100,7 +100,7 @@ class GroupsFolder(DirectoryNode):
         )
 
     def commits(self, group: str) -> Commits:
-        """Return the commits of a group in the order of the partitions; partitions without a commit are left out."""
+        """Return the group's commit for each partition that has one, in the order of the partitions."""
         groups = self.context.store.groups
         found = [(each, groups.committed(group, each.name.directory)) for each in self.readers]
         return [(each, commit) for each, commit in found if commit is not None]
@@ -154,8 +154,8 @@ class TopicGroups(GroupsFolder):
         for line in lines:
             if len(line) != 2 or line[0] not in numbered:
                 raise InvalidName(
-                    f"{' '.join(line)[:40]!r}: give lines such as '0 1234', a partition of {readers[0].topic} and "
-                    "its offset; or earliest, latest or @TIME for all of them"
+                    f"{' '.join(line)[:40]!r} is not a partition of {readers[0].topic} and its offset: give lines "
+                    "such as '0 1234', or one of earliest, latest and @TIME for all partitions"
                 )
             found[numbered[line[0]]] = line[1]
         if not found:
@@ -181,14 +181,14 @@ class GroupFile(FileNode):
         self.openers: set[GroupHandle] = set()
 
     def commits(self) -> Commits:
-        """Return the group's commits. Raises ENOENT if there is none and the file is not open."""
+        """Return the group's commits. Raises `OSError` (ENOENT) if there are none and the file is not open."""
         commits = self.folder.commits(self.group)
         if not commits and not self.openers:
             raise OSError(errno.ENOENT, f"{self.path}: the group has no committed offset here")
         return commits
 
     def content(self, commits: Commits) -> bytes:
-        """Return the bytes of the file for some commits; nothing if there are none."""
+        """Return the content of the file for the given commits; it is empty if there are none."""
         return self.folder.text(commits)
 
     def access(self) -> Access:
@@ -208,7 +208,7 @@ class GroupFile(FileNode):
         return GroupHandle(self, flags)
 
     def truncate(self, size: int) -> None:
-        """Do nothing: every `>` sends O_TRUNC, and the offset stays until another one is written."""
+        """Do nothing: every `>` sends O_TRUNC, and the offset stays until another offset is written."""
 
     def xattrs(self, caller: Caller) -> dict[str, bytes]:
         commits = self.commits()
@@ -243,7 +243,7 @@ class LagFile(GroupFile):
 class GroupHandle(Handle):
     """An open group file. One write(2) is one commit.
 
-    Reads return the content as of the open, or as of the last write of this handle.
+    Reads return the content as it was when the file was opened, or after the last write through this handle.
     """
 
     direct_io = True
@@ -265,8 +265,8 @@ class GroupHandle(Handle):
     def write(self, data: bytes) -> int:
         """Commit the offsets in `data`: numbers, `earliest`, `latest`, or times such as `@1638100400000`.
 
-        All are committed, or none. Raises `OSError`: EINVAL if `data` is not UTF-8, ERANGE for an offset outside
-        of the log. Raises `InvalidName` for any other text, and the other errors of `Groups.commit_all`.
+        All offsets are committed, or none. Raises `OSError`: EINVAL if `data` is not UTF-8, ERANGE for an offset
+        outside of the log. Raises `InvalidName` for any other text, and the errors of `Groups.commit_all`.
         """
         folder, group = self._file.folder, self._file.group
         groups = self._file.context.store.groups
@@ -294,7 +294,7 @@ class GroupHandle(Handle):
 
 
 def _parse(name: str) -> str | None:
-    """Return the group of a file name, or None if it is not the name of a group."""
+    """Return the group whose file has this name; None if no group's file can have it."""
     data = parse_file_name(name, (LAG,))
     try:
         return None if data is None else data.decode()

@@ -36,7 +36,7 @@ class GrowingFile(PartitionAccess, FileNode):
     def byte_at(self, position: int) -> bytes:
         """Return the byte at `position`, as `bytes` of length 1.
 
-        `GrowingSizes` stores it in the kernel's page cache, which makes the kernel see that the file has grown.
+        `GrowingSizes` stores the last byte in the kernel's page cache: the kernel then sees that the file has grown.
         """
         raise NotImplementedError
 

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 # The number of keys that `ls` shows. Every key can be looked up.
 _LISTED = 1000
-# The key `a.json` has the name `a%2Ejson`. So a name that ends in `.json` always links to an envelope.
+# Endings that the names of keys cannot have: the key `a.json` has the name `a%2Ejson`. So a name that ends in `.json`
+# always links to the JSON envelope of a record.
 _RESERVED = (JSON,)
 
 
@@ -57,7 +58,8 @@ class KeyLink(SymlinkNode):
         super().__init__(context, name, parent)
         self._folder = parent
         self._key = key
-        # Keep the place, not the record: the kernel may keep names, and so their nodes, for as long as it has memory.
+        # Keep only the offset and the timestamp of the record: the kernel may keep very many names in memory, and
+        # each name keeps its node.
         self._found = _place_of(record), self._state()
 
     def access(self) -> Access:
@@ -84,7 +86,7 @@ class KeyLink(SymlinkNode):
         return place
 
     def _state(self) -> tuple[int, int, int]:
-        """Return the generation and both ends of the log. A later result differs if the log has changed meanwhile."""
+        """Return the log's generation, start offset and end offset. If the log changes, the result changes, too."""
         partition = self._folder.partition
         log = partition.log
         return log.state.generation, partition.log_start_offset, partition.log_end_offset

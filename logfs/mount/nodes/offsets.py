@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from logfs.log.read.reader import Reader
     from logfs.store.directory.permissions import Access, PermissionTable
 
-# An offset is written in exactly one way: without leading zeros.
+# Each offset has exactly one name: the digits without leading zeros.
 _OFFSET = re.compile(r"(0|[1-9][0-9]{0,18})")
 _RANGE = re.compile(r"(-?(?:0|[1-9][0-9]{0,18}))?\.\.(0|[1-9][0-9]{0,18})?")
 
@@ -28,8 +28,8 @@ LATEST = "latest"
 class OffsetsDirectory(PartitionFolder):
     """A directory in which `N` is the record at offset N, and `A..B` the text of the records [A, B).
 
-    Without A or B a range has no bound there, and `-N..` has the last N records. `N.json` and `A..B.jsonl` are
-    envelopes. `earliest` and `latest` are links to the first and the last readable record.
+    `A..` has no upper bound, `..B` has no lower bound, and `-N..` has the last N records. `N.json` and `A..B.jsonl`
+    have the records as JSON envelopes. `earliest` and `latest` are links to the first and the last readable record.
     """
 
     def find(self, name: str) -> Node | None:
@@ -49,7 +49,7 @@ class OffsetsDirectory(PartitionFolder):
             # The range `-N..` has the last N records, so its start changes with every append.
             return node.is_current and not node.name.startswith("-")
         if isinstance(node, RecordFile):
-            # Another process may have truncated the log, and have written another record at the offset.
+            # Another process may have truncated the log, and may have written another record at this offset.
             self.partition.refresh()
             return (
                 node.generation == self.partition.generation
@@ -126,7 +126,7 @@ class EndLink(SymlinkNode):
 
 
 def first_offsets(partition: Reader) -> Iterator[int]:
-    """Yield the offset of the first readable record of each segment."""
+    """Yield the offset of the first readable record of each segment that has one."""
     last = -1
     for segment in partition.segments:
         start = max(segment.base_offset, partition.log_start_offset)

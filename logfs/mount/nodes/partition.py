@@ -47,7 +47,10 @@ _COMMANDS = ("compact", "retain", "roll", "move LOGDIR", "pause", "resume")
 
 
 class PartitionDirectory(PartitionAccess, DirectoryNode):
-    """The directory of one partition. By default, the mode and owner of its files are derived from its own."""
+    """The directory of one partition.
+
+    By default, the files in it have the owner of the directory, and a mode derived from the directory's mode.
+    """
 
     allowed_bits = 0o777
     mode_name = ""
@@ -64,7 +67,8 @@ class PartitionDirectory(PartitionAccess, DirectoryNode):
         super().__init__(context, name, parent)
         self._partition = partition
         self.modes = PermissionTable(partition)
-        # The newest node of each name. The directory keeps it, so that a current node keeps its inode number.
+        # The newest node of each name. These are strong references, so that the node of a name keeps its inode number
+        # as long as the node is current.
         self._children: dict[str, Node] = {}
         self._last_offsets = {name: LastOffsets() for name in _APPENDS}
 
@@ -100,7 +104,7 @@ class PartitionDirectory(PartitionAccess, DirectoryNode):
     def stat(self) -> Stat:
         access, known = self.access(), self._partition
         if isinstance(known, UnloadedPartition) and known.partition is None:
-            # Reading the last timestamp would load the partition, so `ls -l` of the root would load all of them.
+            # Do not read the last timestamp: that would load the partition, and `ls -l` of the root would load all.
             timestamp = known.mtime_ms()
         else:
             self.partition.refresh()

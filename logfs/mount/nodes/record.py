@@ -27,10 +27,11 @@ JSON = ".json"
 
 
 class RecordFile(PartitionAccess, FileNode):
-    """`offsets/N`, a record's value, or `offsets/N.json`, its envelope. The mtime is the record's timestamp, if any.
+    """`offsets/N`, a record's value, or `offsets/N.json`, the record's JSON envelope.
 
-    The lookup of the name reads the record, and the node keeps the record until the file is opened. It does not keep
-    the record for longer, because the kernel may keep nodes for as long as it has memory.
+    The mtime is the record's timestamp, if it has one. The lookup of the name reads the record, and the node keeps
+    the record until the file is opened. The node does not keep the record for longer, because the kernel may keep
+    very many nodes in memory.
     """
 
     allowed_bits = READ_BITS
@@ -68,7 +69,7 @@ class RecordFile(PartitionAccess, FileNode):
 
     @property
     def record(self) -> Record:
-        """The record, which is read again if the node does not keep it. Raises ENOENT if it has left the log."""
+        """The record. If the node does not keep it, it is read again. Raises ENOENT if it has left the log."""
         record = self._record or self.partition.record(self._offset)
         if record is None:
             raise OSError(errno.ENOENT, f"{self.path}: the record is not in the log any more")

@@ -60,7 +60,7 @@ class RootDirectory(DirectoryNode):
             return super().known(name)
         known = self._partitions.get(name)
         if known is not None and known.is_deleted:
-            # The partition was deleted; another one may have its name now.
+            # The partition was deleted. A new partition may have its name now.
             del self._partitions[name]
             return None
         return known
@@ -86,7 +86,7 @@ class RootDirectory(DirectoryNode):
         yield from sorted({*self.context.store, *self.context.store.offline})
 
     def mkdir(self, name: str, mode: int, caller: Caller) -> None:
-        """Create a partition. It belongs to the caller."""
+        """Create a partition, which belongs to the caller."""
         if name in self._fixed:
             raise refuse(
                 errno.EEXIST, f"{self.path}{name}: is reserved for logfs; choose another name"
@@ -96,7 +96,7 @@ class RootDirectory(DirectoryNode):
         PermissionTable(partition).set("", access)
 
     def rmdir(self, name: str) -> None:
-        """Delete an empty partition, as `Store.delete` does. Raises `PartitionNotEmpty` if it has records."""
+        """Delete an empty partition by `Store.delete`. Raises `PartitionNotEmpty` if the partition has records."""
         if name in self._fixed:
             raise refuse(
                 errno.EPERM, f"{self.path}{name}: is reserved for logfs, and cannot be removed"
@@ -167,7 +167,7 @@ class SelfDirectory(DirectoryNode):
         return upkeep_text(self.context.store).encode()
 
     def _command(self, text: str) -> None:
-        """Execute a command for all partitions, which was written to `ctl`. `compact` continues in the background."""
+        """Execute a command that was written to `ctl`, for all partitions. `compact` continues in the background."""
         store = self.context.store
         store.disk.check_may_block()
         if store.read_only:

@@ -59,7 +59,7 @@ class SegmentsDirectory(PartitionFolder):
         return not isinstance(node, SegmentFile) or node.is_current
 
     def segment(self, name: str) -> Segment | None:
-        """Return the active segment if the file `name` is one of its files, else None.
+        """Return the active segment if `name` is the name of one of its files, else None.
 
         The files of other segments do not grow.
         """
@@ -98,7 +98,7 @@ class SegmentFile(GrowingFile):
         raise OSError(errno.ENOENT, f"{self.path}: is no longer open")
 
     def _opened(self) -> Iterator[DiskFile]:
-        """Yield the files that handles have open. A handle still reads its file after compaction has replaced it."""
+        """Yield the files that handles have open. Compaction may have replaced them; the handles still read them."""
         return (each.file for each in [*self.handles] if isinstance(each, SegmentHandle))
 
     @property
@@ -115,7 +115,7 @@ class SegmentFile(GrowingFile):
 
     @property
     def _is_in_place(self) -> bool:
-        """Whether the name still leads to this file. Compaction puts another file in its place."""
+        """Whether the file that the node stands for still has its name. Compaction replaces it by another file."""
         try:
             return self._disk.stat(self._real).identity == self._inode
         except FileNotFoundError:
@@ -148,7 +148,7 @@ class SegmentFile(GrowingFile):
         file = self._disk.open(self._real)
         found = self._disk.stat_file(file).identity
         if found != self._inode and self.handles:
-            # The file was replaced since the lookup, while other handles have the former file open.
+            # The file was replaced since the lookup, and other handles of this node still have the old file open.
             return OtherHandle(self, file, self._disk)
         self._inode = found
         self.file_number = file_number_of(self._folder.inode, found)
@@ -156,9 +156,9 @@ class SegmentFile(GrowingFile):
 
 
 class OtherHandle(Handle):
-    """A handle of a file that has replaced another file, while older handles of the node have the other file open.
+    """A handle of a new file that has replaced the file of the node, while older handles have the old file open.
 
-    The kernel's pages of the node are those of the older file, so every read of this handle goes to the daemon.
+    The kernel's pages of the node are those of the old file, so every read through this handle goes to the daemon.
     """
 
     direct_io = True

@@ -35,8 +35,9 @@ def view_of(name: str) -> View:
 class TextFile(GrowingFile):
     """The text of the records [start, end) of a partition. It grows with the log, up to `end` if there is one.
 
-    All nodes of one name and one generation of the log are one file with one `file_number`. A file of an older
-    generation remains readable through its open handles, and its name leads to a new file.
+    All nodes with the same name and the same generation of the log are one file, and have the same `file_number`
+    (`st_ino`). After the generation has changed, a file remains readable through its open handles, but its name leads
+    to a new file.
     """
 
     allowed_bits = READ_BITS
@@ -113,7 +114,7 @@ class TextHandle(GrowingHandle):
     keep_cache = True
 
     def __init__(self, node: TextFile, opener: int) -> None:
-        # The position of the last read that the kernel could not answer from its pages.
+        # The position of the last read that the daemon answered. The kernel answers other reads from its page cache.
         self.position = 0
         super().__init__(node, opener)
         self.direct_io = node.is_growing and not sharers.is_visible(opener)

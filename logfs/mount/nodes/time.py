@@ -1,4 +1,4 @@
-"""`time/`: a timestamp is a link to the first record at or after it; a range of times is a text view."""
+"""`time/`: each link is named after a time, and leads to the first record at or after it; ranges are text views."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class TimeDirectory(PartitionFolder):
-    """A directory in which a time is a link to the first record at or after it.
+    """A directory in which the name of each link is a time, and its target the first record at or after this time.
 
     A range of times `A..B` is the text of the records from the target of A up to but excluding the target of B.
     """
@@ -45,7 +45,7 @@ class TimeDirectory(PartitionFolder):
     def names(self) -> Iterator[str]:
         records = map(self.partition.record, first_offsets(self.partition))
         times = [record.timestamp for record in records if record is not None]
-        # Several segments may begin with the same timestamp.
+        # Several segments may begin with the same timestamp: yield it once.
         yield from dict.fromkeys(str(time) for time in times if time is not None and time >= 0)
 
     def _link(self, name: str, timestamp: int) -> Node | None:

@@ -90,7 +90,7 @@ class TopicsDirectory(_Folder):
             PermissionTable(partition).set("", access)
 
     def rmdir(self, name: str) -> None:
-        """Delete all partitions of a topic. Raises `PartitionNotEmpty` if any has records; then none is deleted."""
+        """Delete all partitions of a topic. If any has records, raise `PartitionNotEmpty` and delete none."""
         if self.find(name) is None:
             raise OSError(errno.ENOENT, f"{self.path}/{name}: no such topic")
         Topic(self.context.store, name).delete(only_empty=True)
@@ -201,7 +201,7 @@ class TopicSettingsDirectory(_TopicAccess, TopicConfigDirectory):
 class TopicGroupsDirectory(TopicGroups, _TopicAccess):
     """The directory `groups/` of a topic, with a file for each consumer group."""
 
-    # With 0, the kernel looks the name up at each use, so a new partition is shown at once.
+    # With 0, the kernel looks up `groups` at each use, so that the files in it include new partitions at once.
     entry_timeout = 0
 
     def __init__(
@@ -270,7 +270,7 @@ class TopicTextFile(_TopicAccess, GrowingFile):
         self.partitions = partitions
         self.modes, self.mode_name = PermissionTable(first), name
         logs = [partition.isolated(context.isolation) for partition in partitions]
-        # Measuring and merging may wait for the disk.
+        # The texts are measured and merged, which may wait for the disk.
         first.check_may_block()
         self.text = MergedText(logs, view_of(name))
         self.file_number = file_number_of(parent.inode, name, self.text.identity)

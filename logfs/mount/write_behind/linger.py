@@ -28,19 +28,22 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# After `_FORGOTTEN_AFTER` rounds without new bytes, the kernel is made to forget the attributes of a file. After more
-# than `_QUIET_AFTER` rounds, the file is idle. The rounds between send the bytes of a write(2) that had got the
-# attributes before the kernel forgot them.
+# After `_FORGOTTEN_AFTER` rounds without new bytes in a file, the kernel is made to forget the file's attributes.
+# After more than `_QUIET_AFTER` such rounds, the file is idle. The rounds in between send the bytes of a write(2)
+# that had got the attributes before the kernel forgot them.
 _FORGOTTEN_AFTER = 2
 _QUIET_AFTER = 5
 # The longest pause between rounds while a file is open for writing, but all files are idle.
 _IDLE_SECONDS = 1.0
-# The most rounds when the mount stops: a write(2) that has begun may add bytes during a round; new calls fail.
+# The most rounds when the mount stops. A round may have to be repeated, because a write(2) that has begun may still
+# add bytes during the round. New calls of write(2) fail.
 _MOST_LAST_ROUNDS = 10
 
 
 class Linger:
-    """Makes the rounds (`sync`) of a mount, and counts them in `rounds`. Only the trio thread calls public methods.
+    """Makes the kernel send the written bytes in rounds (`sync`), and counts the rounds in `rounds`.
+
+    Only the trio thread may call the public methods.
 
     If `is_stopping` is true, the mount answers requests for attributes of open files with an error, so that each new
     write(2) fails.
@@ -54,7 +57,7 @@ class Linger:
         self._device = 0
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._lock = trio.Lock()
-        # The rounds since the last new bytes, by the inode of the file. Idle files are left out.
+        # For each open file that is not idle, by inode: the number of rounds since the file's last new bytes.
         self._active: dict[int, int] = {}
         self._open: set[int] = set()
         self._woken = trio.Event()
@@ -102,7 +105,7 @@ class Linger:
     async def stop(self) -> None:
         """Make each further write(2) fail, then make the kernel send all bytes for the last time.
 
-        No round begins afterwards: it would wait for answers that a stopped mount does not give.
+        No round begins after this call: it would wait for answers that a stopped mount does not give.
         """
         self.is_stopping = True
         for inode in self._open:

@@ -40,8 +40,8 @@ SELF = ".logfs"
 _PASSED_ON = os.O_ACCMODE | os.O_SYNC | os.O_DSYNC
 # The most requests that wait for the main mount at a time.
 _WORKERS = 32
-# The kernel keeps attributes for this time; then a write(2) asks the daemon for them again. So a write(2) fails if
-# the daemon has ended. Without the request, the page cache would accept data that no daemon sends on.
+# The kernel keeps attributes for this many seconds. A later write(2) asks the daemon for them again, and fails if the
+# daemon has ended. Without this request, the page cache would accept data that no daemon sends on.
 _ATTR_SECONDS = 1.0
 
 
@@ -98,7 +98,7 @@ class _AppendFile(_Node):
 
 @guarded
 class WriteBehindOperations(Handlers[_Node]):
-    """The handlers that pyfuse3 calls. `mount` is the mountpoint of the main mount.
+    """The FUSE handlers of a write-behind mount, which pyfuse3 calls. `mount` is the mountpoint of the main mount.
 
     Every method runs on the trio thread. Calls that wait for the main mount run in worker threads.
     """
@@ -129,7 +129,7 @@ class WriteBehindOperations(Handlers[_Node]):
     async def _run(self, work: Callable[..., _T], *arguments: Any) -> _T:
         return await run_in_thread(work, *arguments, limiter=self._workers)
 
-    # The tree.
+    # Handlers and methods for names, attributes and directories.
 
     def _stat(self, *parts: str) -> os.stat_result:
         """Return the `stat` of a path in the main mount. Raises `OSError`: ENOTCONN if no store is mounted there."""
@@ -140,7 +140,7 @@ class WriteBehindOperations(Handlers[_Node]):
         return os.stat(Path(self.mount, *parts)) if parts else root
 
     def _find(self, parent: _Node, name: str) -> _Node:
-        """Return a new node for a name. Runs in a worker thread. Raises `OSError`: ENOENT for an unknown name."""
+        """Return a new node for a name. Call it in a worker thread. Raises `OSError`: ENOENT for an unknown name."""
         path = f"{parent.path.rstrip('/')}/{name}"
         if parent is self._root and name == SELF:
             return _Directory(path, self._stat())
@@ -168,9 +168,9 @@ class WriteBehindOperations(Handlers[_Node]):
         return ["errors", "status.json"] if node.path == f"/{SELF}" else list(APPEND_FILES)
 
     def _numbered(self, node: _Node) -> _Node:
-        """Give a node that `_find` made an inode number, and return the node.
+        """Assign an inode number to a node that `_find` has made, and return the node.
 
-        If a node of its path is known, return the known node instead, except for an `append` file.
+        If the kernel knows another node with the same path, return that node instead, except for an `append` file.
         """
         if not isinstance(node, _AppendFile):
             known = self._known.setdefault(node.path, node)
@@ -222,7 +222,7 @@ class WriteBehindOperations(Handlers[_Node]):
                 errno.EPERM,
                 f"{node.path}: only an append file that no process has open for writing can be truncated",
             )
-        # Times come from the records. Setting them is accepted and changes nothing, as in the main mount.
+        # A request to set the times of a file succeeds but changes nothing, as in the main mount.
         return self._entry(node, node.stat())
 
     async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
@@ -264,7 +264,7 @@ class WriteBehindOperations(Handlers[_Node]):
         """Refuse with ENOSYS, after which the kernel no longer asks for `security.capability` at each write(2)."""
         raise pyfuse3.FUSEError(errno.ENOSYS)
 
-    # Changes that only the main mount makes.
+    # Handlers of changes that are refused, because only the main mount makes them.
 
     async def mkdir(
         self, parent_inode: int, name: bytes, mode: int, ctx: pyfuse3.RequestContext
@@ -288,7 +288,7 @@ class WriteBehindOperations(Handlers[_Node]):
             errno.EPERM, f"a write-behind mount takes appends only; use {where} in the main mount"
         )
 
-    # Files.
+    # Handlers for files.
 
     async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
         node = self._inodes.node(inode)
@@ -306,7 +306,7 @@ class WriteBehindOperations(Handlers[_Node]):
             )
         writes = flags & (os.O_WRONLY | os.O_RDWR)
         if writes and flags & (os.O_SYNC | os.O_DSYNC):
-            # Each write must be durable before it returns, so it goes to the main mount at once.
+            # Each write must be durable before write(2) returns, so it goes to the main mount at once.
             target = await self._run(os.open, node.stream.target, flags & _PASSED_ON | os.O_CLOEXEC)
             self._direct[handle] = (node, target)
             return pyfuse3.FileInfo(fh=number, direct_io=True, nonseekable=True)
@@ -319,8 +319,8 @@ class WriteBehindOperations(Handlers[_Node]):
     async def _open_for_writing(self, node: _AppendFile, flags: int) -> None:
         """Open the stream of a node for a writer. Raises `OSError`: ENOTCONN if the mount is being stopped.
 
-        Each lookup makes a new node, so a second writer can open the node only through /proc/PID/fd. It gets EBUSY
-        unless both writers use O_APPEND, and the second one does not use O_TRUNC.
+        Each lookup makes a new node, so a second writer can open the node only through /proc/PID/fd. The second
+        writer gets EBUSY unless both writers use O_APPEND, and the second one does not use O_TRUNC.
         """
         appends = bool(flags & os.O_APPEND)
         self._refuse_when_stopping(node)
@@ -341,7 +341,7 @@ class WriteBehindOperations(Handlers[_Node]):
             raise refuse(errno.ENOTCONN, f"{node.path}: the mount is being stopped")
 
     async def read(self, fh: int, off: int, size: int) -> bytes:
-        """Return the content of a generated file, or accepted bytes of an append file (`Stream.read`).
+        """Return bytes of a generated file's content, or bytes that an append file has accepted (`Stream.read`).
 
         A file opened for writing with O_SYNC or O_DSYNC reads as empty.
         """
@@ -365,7 +365,7 @@ class WriteBehindOperations(Handlers[_Node]):
             await self._run(stream.write, off, buf)
         self._totals["bytes"] += stream.position - before
         if stream.has_error and not had_error:
-            # The next write(2) then asks for the attributes, and gets the error from `getattr`.
+            # Without attributes, the kernel asks for them at the next write(2), which gets the error from `getattr`.
             forget_attributes(node.inode)
         return len(buf)
 

@@ -59,7 +59,7 @@ def run(options: WriteBehindOptions, *, ready: Callable[[], None] = lambda: None
     """
     if not 1 <= options.linger_ms <= MOST_LINGER_MS:
         raise InvalidStore(f"linger_ms={options.linger_ms}: must be from 1 to {MOST_LINGER_MS} ms")
-    # The path as the mount table shows it.
+    # The mountpoint of the main mount, as the mount table shows it.
     main = Path(os.path.realpath(options.mount))
     mountpoint = prepare_mountpoint(
         options.mountpoint, partial(_check_main, main), sources=[main], nonempty=options.nonempty

@@ -12,10 +12,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-# The most bytes of lines in one write. A FUSE request holds 1 MiB of pages, and the data may begin inside of a page.
-# A write has whole lines only: if its end cut a line, a refusal could not be assigned to this line.
+# The most bytes of lines in one write to the main mount, so that it is one FUSE request: a request holds 1 MiB of
+# pages, and the data may begin inside of a page. A write has whole lines only: if a line were split between two
+# requests, it would not be clear which line the main mount refuses.
 _REQUEST_BYTES = (1 << 20) - 4096
-# The longest unfinished line that is kept, in bytes. The main mount limits shorter lines by `max.message.bytes`.
+# An unfinished line of more bytes than this is refused by the write-behind mount. Shorter lines are refused by the
+# main mount if they are too long for `max.message.bytes`.
 LONGEST_LINE = 64 << 20
 # How many of the last accepted bytes are kept. Bytes that the kernel sends again are compared with them.
 _COMPARED_BYTES = 64 * 1024
@@ -28,35 +30,36 @@ class Stream:
     """Puts the bytes of one open file in order, and sends whole lines to `target`, an `append` file.
 
     The kernel sends pages, not writes: a page that was sent when it was half full is sent again, from its beginning,
-    when it has grown, and requests may overtake each other. Bytes are therefore identified by their file position.
+    when it has more bytes, and requests may overtake each other. Bytes are therefore identified by their position in
+    the file.
 
     The log gets the written lines in order. A refused line is left out. After any other error nothing more is sent,
     and `check` raises this error each time. `note` is called once with each error, when it happens.
 
-    Not thread-safe: the caller makes one call at a time. Methods other than `check` and `read` may wait for the main
-    mount.
+    Not thread-safe: the caller must make one call at a time. Methods other than `check` and `read` may wait for the
+    main mount.
     """
 
     def __init__(self, target: Path, note: Callable[[OSError], object]) -> None:
         self.target = target
-        # The bytes accepted so far; also the position of the next new byte in the file.
+        # The number of bytes accepted so far, which is the position in the file of the next new byte.
         self.position = 0
         self.refused_lines = 0
         self.failure: OSError | None = None
         self._note = note
         self._file = -1
-        # Bytes that have arrived too early, by their file position: the bytes from `position` to them are missing.
+        # Data that has arrived too early, by its position in the file: the bytes before it have not all arrived.
         self._early: dict[int, bytes] = {}
         # The last bytes before `position`: at most `_COMPARED_BYTES`.
         self._accepted = b""
         self._unfinished = bytearray()
-        # Whether bytes up to the next newline are left out, because their line was refused for its length.
+        # Whether the bytes up to the next newline are left out, because they belong to a line refused for its length.
         self._skips = False
         # The first refusal of a line that `check` has not raised yet.
         self._refusal: OSError | None = None
 
     def open(self) -> None:
-        """Open the target. Raises `OSError`, as opening it for writing does."""
+        """Open the target for writing, unless it is open. Raises the `OSError` of open(2)."""
         if self._file < 0:
             self._file = os.open(self.target, os.O_WRONLY | os.O_CLOEXEC)
 
@@ -70,12 +73,12 @@ class Stream:
             self._file = -1
 
     def write(self, position: int, data: bytes) -> None:
-        """Accept bytes that the kernel sends; `position` is the position of the first byte in the file.
+        """Accept bytes that the kernel sends; `position` is where the first of them lies in the file.
 
-        Bytes before `self.position` were accepted already. Errors are kept for `check`.
+        Bytes before `self.position` were accepted already, and are only compared. Errors are kept for `check`.
         """
         if position > self.position:
-            # A page that the kernel sent again with more bytes may arrive before its shorter version.
+            # If the kernel sends a page again with more bytes, the longer version may arrive before the shorter one.
             shorter, longer = sorted((self._early.get(position, b""), data), key=len)
             if not longer.startswith(shorter):
                 self._fail(self._overwritten(position + len(longer)))
@@ -88,7 +91,7 @@ class Stream:
     def read(self, position: int, size: int) -> bytes:
         """Return up to `size` accepted bytes from `position` on. Bytes that are no longer kept are returned as zeros.
 
-        The kernel reads a page that it has dropped again, before a write(2) changes a part of this page.
+        The kernel needs this if a write(2) changes a part of a page that the kernel has dropped.
         """
         known = self.position - len(self._accepted)
         end = min(position + size, self.position)
@@ -108,13 +111,13 @@ class Stream:
         error = self.failure or self._refusal
         self._refusal = None
         if error is not None:
-            # The traceback of an error that is raised many times would grow each time.
+            # Without this, the traceback of an error that is raised many times would grow each time.
             raise error.with_traceback(None)
 
     def sync(self) -> None:
-        """Make all lines that were sent durable. Raises what `check` raises, and `OSError` if the sync fails.
+        """Make all lines that were sent durable. Raises the errors of `check`, and `OSError` if the sync fails.
 
-        The kernel has sent everything before it sends an FSYNC; missing bytes are therefore an error (EIO).
+        The kernel sends all data before it sends an FSYNC. If bytes are still missing, this is an error (EIO).
         """
         if self._early:
             missing = f"bytes {self.position} to {min(self._early) - 1} were not written"
@@ -156,7 +159,7 @@ class Stream:
         return refuse(errno.EIO, f"{self.target}: {reason}; open it with O_APPEND")
 
     def _agrees(self, data: bytes, position: int) -> bool:
-        """Whether bytes that the kernel sends again equal the accepted bytes, as far as these are still kept."""
+        """Whether the part of `data` that the kernel has sent before is unchanged, as far as that is still known."""
         known = self.position - len(self._accepted)
         start, end = max(position, known), min(position + len(data), self.position)
         if start >= end:
@@ -194,7 +197,7 @@ class Stream:
     def _open_again(self) -> None:
         """Open the target again, after the main mount has refused a line.
 
-        The main mount may take the next bytes from the former handle for the rest of the refused line.
+        If the old descriptor were used, the main mount might take the next bytes for the rest of the refused line.
         """
         os.close(self._file)
         self._file = -1
@@ -220,7 +223,7 @@ class Stream:
 
 
 def _end_of_lines(lines: bytes, start: int) -> int:
-    """Return where the whole lines end that one request can send from `start` on; at least one line is included."""
+    """Return the end of the whole lines from `start` on that one request can send; at least one line is included."""
     if len(lines) - start <= _REQUEST_BYTES:
         return len(lines)
     end = lines.rfind(_NEWLINE, start, start + _REQUEST_BYTES) + 1

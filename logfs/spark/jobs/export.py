@@ -1,9 +1,9 @@
-"""The job that exports logs to files of Parquet or JSON, in folders by topic and date as in Hive and Spark.
+"""The job that exports logs to Parquet or JSON files, in folders by topic and date as in Hive and Spark.
 
     target/topic=orders/date=2021-11-28/part-00000-00000000000000000000.parquet
 
-Tasks write under `_temporary`, which readers ignore. The driver moves the files of the successful attempts to their
-places, and writes `_SUCCESS` last (`export_commit`). A job that fails leaves no files of its own.
+Tasks write their files under `_temporary`, which readers ignore. The driver moves the files of the successful
+attempts to their final paths, and writes `_SUCCESS` last (module `export_commit`). A job that fails leaves no files.
 """
 
 from __future__ import annotations
@@ -82,25 +82,29 @@ def export(
     `format` is one of these:
 
     - "parquet": the columns of `format("logfs")` with headers; the topic is in the path.
-    - "json": envelopes, one per line.
-    - "iceberg": a table `logfs.TOPIC` for each topic, with the columns of Parquet, in a catalog of Apache Iceberg.
+    - "json": a JSON object for each record (an envelope, as in `records.jsonl` of a mount), one per line.
+    - "iceberg": a table `logfs.TOPIC` for each topic in a catalog of Apache Iceberg, with the same columns as
+    Parquet.
       Such an export is always incremental, and atomic for each table.
 
-    `options` are those of a read, such as start and end (an incremental export has no end), `isolationLevel`, and
-    `assign` or `subscribePattern` instead of `topics`. `compression` is none, gzip or zstd, and for the formats other
-    than JSON also snappy or lz4. The default is none for JSON, and zstd for the others. `values` says how JSON holds
-    bytes: "mixed" (strings, and objects with base64 for bytes that are not UTF-8), "text" (only strings; other bytes
-    are an error) or "base64" (only objects).
+    `options` are those of a read, such as those for its start and end, `isolationLevel`, and `assign` or
+    `subscribePattern` instead of `topics`. An incremental export has no options for the end. `compression` is none,
+    gzip or zstd, and for the formats other than JSON also snappy or lz4. The default is none for JSON, and zstd for
+    the other formats. `values` says how keys, values and headers are written to JSON: "mixed" (strings, and objects
+    with base64 for bytes that are not UTF-8), "text" (only strings; bytes that are not UTF-8 are an error) or
+    "base64" (only objects).
 
-    With `mode` "append", files of an earlier export stay. With "overwrite", the new files replace those of the
-    exported partitions at the end of the job. With "errorifexists", `target` must be empty or absent; if
-    `incremental` is true, it may also hold an incremental export. An incremental export begins where the last one
-    into `target` ended, and at the beginning of new partitions; with "overwrite" it begins as if there had been no
-    export. `progress` is called with (bytes of logs done, bytes in all).
+    With `mode` "append", files of earlier exports stay. With "overwrite", the new files replace those of the exported
+    partitions at the end of the job. With "errorifexists", `target` must be empty or absent; if `incremental` is
+    true, it may also have an earlier incremental export.
+
+    An incremental export begins where the last one into `target` ended; a new partition is exported from its
+    beginning. With "overwrite", an incremental export begins as if there had been no export. `progress` is called
+    with (bytes of logs done, total bytes).
 
     Blocks until the job has ended. Raises `InvalidSetting` for wrong arguments and options, `FileExistsError` if the
-    mode does not allow the contents of `target` or a file of this export is there already, `BlockingIOError` if
-    another incremental export into `target` runs, `JobFailed`, other kinds of `LogfsError`, and `OSError`.
+    mode does not allow the contents of `target` or if a file of this export exists already, `BlockingIOError` if
+    another incremental export into `target` is running, `JobFailed`, other kinds of `LogfsError`, and `OSError`.
     """
     form = format_of(format, compression, values)
     incremental = incremental or format == "iceberg"
@@ -115,7 +119,7 @@ def export(
         temporary_directory(folder, incremental=incremental) as temporary,
         _target(folder, temporary, format) as place,
     ):
-        # `temporary_directory` may have completed a killed export, so the contents may be different now.
+        # Check the target again: `temporary_directory` may have completed an export that was killed.
         _check_contents(folder, mode, incremental=incremental)
         if incremental:
             known = place.offsets(may_be_damaged=anew)
@@ -136,7 +140,7 @@ def export(
 
 
 def _checked(call: Callable[[], _Result]) -> _Result:
-    """Return the result of `call`. Raise `InvalidSetting` for its `ValueError`, which is a user's error."""
+    """Return the result of `call`. Its `ValueError`, which is a mistake of the user, becomes `InvalidSetting`."""
     try:
         return call()
     except ValueError as error:
@@ -157,10 +161,10 @@ def _target(folder: Path, temporary: Path, format: str) -> Iterator[Folders | Ic
 
 
 def _folder(target: str | os.PathLike[str], mode: str, paths: Paths) -> Path:
-    """Return the target as a path.
+    """Check the mode and the target of an export, and return the target as an absolute path.
 
-    Raises `InvalidSetting` for a URL, for a wrong mode, for a dangling symlink, and for a target in one of the log
-    directories.
+    Raises `InvalidSetting` for a wrong mode, and for a target that is a URL, a dangling symlink, or inside one of the
+    log directories.
     """
     if mode not in MODES:
         raise InvalidSetting(f"mode {mode!r}: give one of {', '.join(MODES)}")
@@ -184,16 +188,17 @@ def _folder(target: str | os.PathLike[str], mode: str, paths: Paths) -> Path:
 
 
 def _check_contents(folder: Path, mode: str, *, incremental: bool, is_early: bool = False) -> None:
-    """Raise `FileExistsError` if `mode` forbids the contents of the target, not counting `_temporary`.
+    """Raise `FileExistsError` if `mode` does not allow the contents of the target; `_temporary` is always allowed.
 
-    With `is_early`, killed exports are not completed yet, so nothing is raised if the target has `_temporary`.
+    `is_early` tells that exports that were killed have not been completed yet. If it is true and the target has
+    `_temporary`, nothing is raised.
     """
     held = {path.name for path in folder.iterdir()} if folder.exists() else set()
     if mode != "errorifexists" or not held - {TEMPORARY}:
         return
     if is_early and TEMPORARY in held:
-        # A killed export may have moved only some of its files. `temporary_directory` completes it before the next
-        # check.
+        # An export that was killed may have moved only some of its files. `temporary_directory` completes it, and
+        # then the contents are checked again.
         return
     if incremental and held & {OFFSETS, CATALOG}:
         return
@@ -217,23 +222,26 @@ def _read_options(
 
 
 class _Plan(NamedTuple):
-    """The parts of logs that the tasks read, and the offsets at which the next incremental export begins, if any."""
+    """The ranges of logs that the tasks read, and the offsets at which the next incremental export must begin.
+
+    `offsets` is None if this export is not incremental.
+    """
 
     parts: list[SplitPart]
     offsets: OffsetsJson | None
 
 
 def _plan(options: ReadOptions) -> _Plan:
-    """Plan the export of all that the options select."""
+    """Plan an export that is not incremental: of all records that the options select."""
     planned = BatchReader(kafka_schema(headers=True), options).partitions()
     return _Plan([part for split in planned for part in split.parts], None)
 
 
 def _plan_after(known: OffsetsJson, options: ReadOptions, *, anew: bool) -> _Plan:
-    """Plan the export of the records after the offsets `known`, in the same way as a micro-batch of a stream.
+    """Plan an incremental export, in the same way as a micro-batch of a streaming query.
 
-    The offsets of partitions that are not selected stay in the plan. With `anew`, the selected partitions are
-    exported as if there had been no earlier export.
+    `known` are the offsets at which the last export ended; those of partitions that are not selected are kept in the
+    plan. If `anew` is true, the selected partitions are exported as if there had been no earlier export.
     """
     selected = options.selection
     others = {name: end for name, end in from_json(known).items() if name not in selected}
@@ -254,7 +262,7 @@ def _plan_after(known: OffsetsJson, options: ReadOptions, *, anew: bool) -> _Pla
 
 @dataclass(frozen=True)
 class _ExportTask:
-    """The function of a task: write the records of a part of a log, and return the files."""
+    """The function that tasks call for a range of a log: it writes the records to files, and returns the files."""
 
     directory: str
     form: ExportFormat

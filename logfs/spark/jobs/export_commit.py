@@ -1,15 +1,16 @@
-"""Moves the files of an export to their places, all or none, and keeps the offsets of an incremental export.
+"""Moves the files of an export to their final paths, all or none, and keeps the offsets of an incremental export.
 
-The driver first writes all moves to a journal. Once the journal is written, the export is decided. Then the driver
-moves the files. If it is killed meanwhile, the next export into the same target makes the remaining moves.
+The driver first writes the list of all moves to a journal, and then moves the files. If it is killed meanwhile, the
+next export into the same target moves the remaining files. If a file cannot be moved, the driver moves all files
+back.
 
-    target/_temporary/ID.lock       locked while the export ID runs
+    target/_temporary/ID.lock       locked while the export with the id ID runs
     target/_temporary/incremental.lock
                                     locked while an incremental export runs
     target/_temporary/publish.lock  locked while an export moves its files
-    target/_temporary/ID/           the files of its tasks, and its journal
+    target/_temporary/ID/           the files that the tasks of the export have written, and its journal
     target/_offsets.json            where the next incremental export begins, in the form of Spark's checkpoints
-    target/_SUCCESS                 comes last
+    target/_SUCCESS                 an empty file, written last
 """
 
 from __future__ import annotations
@@ -44,14 +45,14 @@ TEMPORARY = "_temporary"
 _JOURNAL = "journal.json"
 _REPLACED = "replaced"
 _LOCK = ".lock"
-# The name of the lock of an incremental export: only one at a time may run into a target.
+# The name of the lock that an incremental export holds while it runs: only one at a time may run into a target.
 _INCREMENTAL = "incremental"
 # The name of the lock that an export holds while it moves its files: only one export moves files at a time.
 _PUBLISH = "publish"
-# The most attempts to create a lock file. An attempt fails if another export has just ended and removed the empty
-# directory of the locks. If the path is wrong, every attempt fails.
+# How many times the creation of a lock file is tried. It can fail because another export ends at the same time and
+# removes the empty directory of the locks. If the path is wrong, it fails every time.
 _ATTEMPTS = 1000
-# How many times the lock of an incremental export is tried, and the pause between two tries.
+# How many times an incremental export tries to get its lock, and the pause between two attempts.
 _TRIES = 10
 _PAUSE_SECONDS = 0.05
 
@@ -68,15 +69,16 @@ class FileMove:
 def temporary_directory(target: Path, *, incremental: bool) -> Iterator[Path]:
     """Yield a new directory below the target for the files of one export, and remove it at the end.
 
-    First, killed exports into this target are completed if they were decided; the files of other killed exports are
-    removed. At the end, a directory that still has its journal is kept, so that the next export completes it.
-    Raises `BlockingIOError` if `incremental` is true and another incremental export is running, and `OSError`.
+    First, earlier exports into this target that were killed are cleaned up: those with a journal are completed, and
+    the files of the others are removed. At the end, the directory is kept if it still has a journal, so that the next
+    export completes it. Raises `OSError`, and `BlockingIOError` if `incremental` is true and another incremental
+    export into the target is running.
     """
     parent = target / TEMPORARY
     is_new = not target.exists()
     name = uuid.uuid4().hex
     try:
-        # Wait, because another export may lock the new file for a moment, to check whether its export was killed.
+        # Wait for the lock: another export locks this file for a moment to check whether this export was killed.
         with _locked(parent / f"{name}{_LOCK}", wait=True), _alone(target, incremental=incremental):
             _complete_killed(target)
             directory = parent / name
@@ -88,7 +90,7 @@ def temporary_directory(target: Path, *, incremental: bool) -> Iterator[Path]:
                     shutil.rmtree(directory, ignore_errors=True)
     finally:
         with suppress(OSError):
-            # The directory is not empty while another export into the same target runs.
+            # This fails while another export into the same target runs, because the directory is then not empty.
             parent.rmdir()
             if is_new:
                 target.rmdir()
@@ -105,7 +107,7 @@ def _alone(target: Path, *, incremental: bool) -> Iterator[None]:
                 yield
                 return
         if left:
-            # Another export holds the lock for a moment while it looks for killed exports.
+            # Another export may have locked the file only for a moment, while it looks for exports that were killed.
             time.sleep(_PAUSE_SECONDS)
     raise BlockingIOError(
         errno.EAGAIN,
@@ -115,7 +117,7 @@ def _alone(target: Path, *, incremental: bool) -> Iterator[None]:
 
 
 def _publishing(target: Path) -> AbstractContextManager[bool]:
-    """Return a context in which no other export moves files to places below the target."""
+    """Return a context in which no other export moves files below the target."""
     return _locked(target / TEMPORARY / f"{_PUBLISH}{_LOCK}", wait=True)
 
 
@@ -123,8 +125,8 @@ def _publishing(target: Path) -> AbstractContextManager[bool]:
 def _locked(path: Path, *, wait: bool = False) -> Iterator[bool]:
     """Create and lock a file, and yield whether this process got the lock. Then unlock and remove the file.
 
-    If another process has the lock, the file stays. The directory of the file is created, too, if it is missing. With
-    `wait`, wait for the lock, and yield True.
+    The directory of the file is created if it is missing. If another process has the lock, yield False and leave the
+    file. If `wait` is true, wait for the lock instead, and yield True.
     """
     while True:
         fd = _open_lock(path)
@@ -139,7 +141,7 @@ def _locked(path: Path, *, wait: bool = False) -> Iterator[bool]:
             raise
         if os.fstat(fd).st_nlink:
             break
-        # The process that held the lock before has removed the file: lock the new file instead.
+        # The process that held the lock before has removed this file. Create and lock a new file.
         os.close(fd)
     try:
         yield True
@@ -163,7 +165,10 @@ def _open_lock(path: Path) -> int:
 
 
 def _complete_killed(target: Path) -> None:
-    """Make the remaining moves of decided exports that were killed, and remove the other files of killed exports."""
+    """Complete earlier exports that were killed after they had written a journal; remove the files of the others.
+
+    Exports that are still running hold their lock, and are left alone.
+    """
     parent = target / TEMPORARY
     for name in sorted({path.name.removesuffix(_LOCK) for path in parent.iterdir()}):
         with _locked(parent / f"{name}{_LOCK}") as is_ours:
@@ -180,7 +185,7 @@ def _complete_killed(target: Path) -> None:
 
 
 def _apply(target: Path, moves: Sequence[FileMove]) -> None:
-    """Make those of the moves that were not made yet. The last one must be that of `_SUCCESS`."""
+    """Move the files durably, except those that were moved before. The last of `moves` must be that of `_SUCCESS`."""
     disk = Disk()
     if moves[-1].old.exists():
         (target / SUCCESS).unlink(missing_ok=True)
@@ -189,7 +194,7 @@ def _apply(target: Path, moves: Sequence[FileMove]) -> None:
     places = {path for move in moves for path in (move.old.parent, move.new.parent)}
     inside = {each for place in places for each in (place, place.parent)} - {target}
     for directory in sorted(inside, key=lambda path: -len(path.parts)):
-        # The directory is empty if all its files were moved away. Otherwise `rmdir` fails.
+        # Remove directories whose files have all been moved away. `rmdir` fails for the others.
         with suppress(OSError):
             directory.rmdir()
         if directory.exists():
@@ -200,14 +205,14 @@ def _apply(target: Path, moves: Sequence[FileMove]) -> None:
 
 
 def _make(disk: Disk, move: FileMove) -> None:
-    # If the new path exists, this move was made before. An older file would not be there: it was moved away first.
+    # If the new path exists, this file was moved before. It is not an older file, because these are moved away first.
     if not move.new.exists():
         move.new.parent.mkdir(parents=True, exist_ok=True)
         disk.rename_unsynced(move.old, move.new)
 
 
 def _undo(target: Path, moves: Sequence[FileMove]) -> bool:
-    """Undo the moves that were made, and remove empty directories; return False if a move could not be undone."""
+    """Move files back, and remove empty directories. Return False if a file could not be moved back."""
     is_undone = True
     for move in reversed(moves):
         try:
@@ -224,23 +229,23 @@ def _undo(target: Path, moves: Sequence[FileMove]) -> bool:
 
 
 def _end(journal: Path) -> None:
-    """Remove a journal whose moves have all been made or undone."""
+    """Remove the journal of an export, durably. The caller must have made or undone all moves in the journal."""
     Disk().unlink(journal)
     Disk().sync_directory(journal.parent)
 
 
 class Folders:
-    """Publishes the files of an export in folders by topic and date below the directory `target`."""
+    """Moves the files of an export to folders by topic and date below the directory `target`."""
 
     def __init__(self, target: Path, temporary: Path) -> None:
-        """Prepare to publish what tasks write into `temporary`, a directory below `target`."""
+        """Prepare to publish the files that tasks write into `temporary`, a directory below `target`."""
         self._target = target
         self._temporary = temporary
 
     def offsets(self, *, may_be_damaged: bool = False) -> OffsetsJson:
-        """Return where the last incremental export into the target ended; empty if there was none.
+        """Return the offsets at which the last incremental export into the target ended, or {} if there was none.
 
-        If the file of offsets is damaged, returns {} with `may_be_damaged`, and raises `InvalidSetting` without it.
+        If the file with the offsets is damaged, return {} if `may_be_damaged` is true, else raise `InvalidSetting`.
         """
         path = self._target / OFFSETS
         try:
@@ -263,11 +268,12 @@ class Folders:
         offsets: OffsetsJson | None,
         replaced: Selection | None,
     ) -> None:
-        """Move files to their places, remove older ones of `replaced` partitions, store `offsets`: all or nothing.
+        """Move the files that tasks have written to their final paths, all or none, and store `offsets` in a file.
 
-        If `replaced` is None, all older files stay. If `offsets` is None as well, the offsets of the last incremental
-        export stay, too. If a move fails, the moves before it are undone, but a removed `_SUCCESS` of an earlier
-        export is not restored. Raises `FileExistsError` for a place that is taken, and `OSError`.
+        The older files of the partitions `replaced` are removed; if it is None, all older files stay. If `offsets` is
+        None as well, the stored offsets of the last incremental export stay, too. If a file cannot be moved, those
+        moved before are moved back, but the file `_SUCCESS` of an earlier export is not restored. Raises
+        `FileExistsError` if a file exists at a final path, and `OSError`.
         """
         with _publishing(self._target):
             self._publish(written, offsets, replaced)
@@ -292,13 +298,14 @@ class Folders:
                 str(taken),
             )
         if replaced is not None or offsets is not None:
-            # The stored offsets would be wrong for records that are exported again, so their file is replaced or
-            # removed.
+            # Replace the stored offsets. If this export has none, remove the file, because the offsets are wrong for
+            # records that are exported again.
             old |= {target / OFFSETS} & {*target.iterdir()}
         away = [
             FileMove(path, self._temporary / _REPLACED / path.relative_to(target)) for path in old
         ]
-        # These files are written before the journal: afterwards they are only renamed, which needs no disk space.
+        # Write these files before the journal. Once the journal exists, files are only renamed, which needs no disk
+        # space.
         if offsets is not None:
             moves.append(self._staged(OFFSETS, json.dumps(offsets).encode()))
         moves.append(self._staged(SUCCESS, b""))
@@ -311,7 +318,7 @@ class Folders:
             Disk().replace_file(journal, json.dumps({"moves": named}).encode())
             _apply(target, every)
         except BaseException:
-            # If a move cannot be undone, the journal stays, and the next export makes the remaining moves.
+            # If a file cannot be moved back, keep the journal: the next export then completes this one.
             if _undo(target, every):
                 _end(journal)
             raise

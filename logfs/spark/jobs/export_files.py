@@ -1,4 +1,4 @@
-"""Writes the files of a task of an export: one for each date, as Parquet or as JSON envelopes."""
+"""Writes the records of one export task to files, one for each date, as Parquet or as JSON objects (envelopes)."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ if TYPE_CHECKING:
 
     from logfs.format.batches.columns import Columns
 
-# The name that Hive and Spark give to a null value of a partition column.
+# The name of the folder that Hive and Spark use for a null value of a partition column.
 NO_DATE = "__HIVE_DEFAULT_PARTITION__"
 # The namespace of the Iceberg tables, which is also the name of their folder.
 NAMESPACE = "logfs"
 # The prefix of the name of a topic's folder.
 _TOPIC = "topic="
 _DAY_MS = 86_400_000
-# 0001-01-01 and 9999-12-31, the first and the last date that readers of the files support, in days since the epoch.
+# The first and the last date that readers of the files support, 0001-01-01 and 9999-12-31, in days since the epoch.
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
 _NO_DAY = np.iinfo(np.int64).min
-# The most bytes in memory: for one file, where they become one row group, and for all files of a task.
+# The most bytes that are buffered in memory: for one file, which become one row group, and for all files of a task.
 _ROW_GROUP_BYTES = 64 << 20
 _HELD_BYTES = 256 << 20
-# The most files that are open at once. A log whose timestamps jump between dates has a file open for each date.
+# The most files that are open at once. If timestamps are not in order, files for several dates are open.
 _OPEN_FILES = 64
 
 
 @dataclass(frozen=True)
 class WrittenFile:
-    """A file of an export: the path to which a task wrote it, and its final path `place`, relative to the target.
+    """A file of an export, which has records of one partition of `topic`.
 
-    It has records of one partition of `topic`.
+    `path` is where a task wrote it. `place` is its final path, relative to the target.
     """
 
     path: str
@@ -60,9 +60,10 @@ class WrittenFile:
 
 @dataclass(frozen=True)
 class ExportFormat:
-    """The format of the files, "parquet", "json" or "iceberg", and the name of their codec, or "none".
+    """The format of the files of an export.
 
-    `values` says how JSON holds keys, values and headers: one of `VALUES`.
+    `format` is "parquet", "json" or "iceberg", `compression` is the name of the codec, or "none". `values`, one of
+    `VALUES`, says how keys, values and headers are written to JSON.
     """
 
     format: str
@@ -71,14 +72,14 @@ class ExportFormat:
 
     @property
     def suffix(self) -> str:
-        """The suffix of the file names with its dot, such as ".parquet" or ".jsonl.gz"."""
+        """The suffix of the file names, with its dot, such as ".parquet" or ".jsonl.gz"."""
         if self.format != "json":
             return ".parquet"
         return ".jsonl" + _JSON_SUFFIXES[self.compression]
 
     @property
     def first_day(self) -> int:
-        """The first day that has a date of its own, in days since the epoch: earlier records are under `NO_DATE`."""
+        """The first day with its own date folder, in days since the epoch. Earlier records are under `NO_DATE`."""
         return _FIRST_DAY if self.format == "iceberg" else 0
 
 
@@ -92,25 +93,27 @@ _COMPRESSIONS = {
 
 
 def format_of(format: str, compression: str | None, values: str) -> ExportFormat:
-    """Check the parts of an `ExportFormat`, and return it. Raises `InvalidSetting`.
+    """Check the arguments of an export about its format, and return the `ExportFormat`. Raises `InvalidSetting`.
 
-    If `compression` is None, the codec is "none" for the format "json" and "zstd" for the others.
+    If `compression` is None, the codec is "none" for the format "json", and "zstd" for the other formats.
     """
     known = _COMPRESSIONS.get(format)
     if known is None:
         raise InvalidSetting(f"format {format!r}: give one of {', '.join(_COMPRESSIONS)}")
     chosen = known[0] if compression is None else compression
     if chosen not in known:
-        raise InvalidSetting(f"compression {chosen!r} of {format}: give one of {', '.join(known)}")
+        raise InvalidSetting(f"compression {chosen!r} for {format}: give one of {', '.join(known)}")
     if values not in VALUES:
         raise InvalidSetting(f"values {values!r}: give one of {', '.join(VALUES)}")
     if format != "json" and values != VALUES[0]:
-        raise InvalidSetting(f"values {values!r} of {format}: only for JSON; give the format json")
+        raise InvalidSetting(
+            f"values {values!r}: only for JSON, not for {format}; give the format json"
+        )
     return ExportFormat(format, chosen, values)
 
 
 def partition_of(path: Path) -> TopicPartition | None:
-    """Return the partition that the path of an exported file names; None for the path of another file."""
+    """Return the partition in the path of an exported file, or None if the path is not that of an exported file."""
     topic, _, file = path.parts[-3:]
     found = re.match(r"part-([0-9]+)-[0-9]{20}\.", file)
     if found is None or not topic.startswith(_TOPIC):
@@ -121,7 +124,7 @@ def partition_of(path: Path) -> TopicPartition | None:
 def parquet_schema() -> pa.Schema:
     """Return the schema of the Parquet files of an export.
 
-    It has the columns of `format("logfs")` and the headers, but not the topic. Timestamps are in ms, as in the log.
+    It has the columns of `format("logfs")` with headers, but without the topic. Timestamps are in ms, as in the log.
     """
     schema = arrow_schema(kafka_schema(headers=True))
     schema = schema.remove(schema.get_field_index("topic"))
@@ -139,9 +142,8 @@ def iceberg_schema() -> pa.Schema:
 def by_date(columns: Columns, first_day: int) -> Iterator[tuple[str, Columns]]:
     """Yield (date, records) for each UTC date in `columns`, which must not be empty. Dates have the form YYYY-MM-DD.
 
-    Records before `first_day`, which is in days since the epoch, or after the year 9999 come first, under `NO_DATE`.
-    A record without a timestamp has the time -1 ms, and so the day 1969-12-31. The records of a date keep their
-    order.
+    Records before `first_day` (in days since the epoch) or after the year 9999 come first, under `NO_DATE`. A record
+    without a timestamp has the time -1 ms, and so the day 1969-12-31. The records of a date keep their order.
     """
     days = columns.timestamps // _DAY_MS
     days[(days < first_day) | (days > _LAST_DAY)] = _NO_DAY
@@ -161,13 +163,13 @@ def _date(day: np.int64) -> str:
 class Files:
     """Writes the records of one partition to files, by date, in a task of an export.
 
-    Until the driver moves the files, their names are unique to the attempt of the task.
+    The names of the files are unique, so that several attempts of a task do not conflict. The driver renames them.
     """
 
     def __init__(self, directory: Path, form: ExportFormat, name: TopicPartition) -> None:
         """Prepare to write the files of the partition `name`.
 
-        The files are written into `directory`, which must exist and belong to this job alone.
+        The files are written into `directory`, which must exist. Only this export may use it.
         """
         self._directory = directory
         self._form = form
@@ -176,7 +178,7 @@ class Files:
         self._written: list[WrittenFile] = []
 
     def write(self, date: str, columns: Columns) -> None:
-        """Add records of one date to its file. `date` is YYYY-MM-DD, or `NO_DATE`. Raises `OSError`."""
+        """Write the records of one date to the file of this date: YYYY-MM-DD, or `NO_DATE`. Raises `OSError`."""
         if date not in self._open:
             if len(self._open) >= _OPEN_FILES:
                 self._close_all()
@@ -196,11 +198,11 @@ class Files:
         path = self._directory / unique
         name = f"part-{self._name.partition:05}-{first_offset:020}"
         if self._form.format == "iceberg":
-            # A failed commit may have left another file with these records, so the name must be unique. The catalog
-            # lists the valid files.
+            # A failed commit may have left another file with the same records, so the name must be unique. Readers
+            # use only the files that are listed in the catalog.
             place = f"{NAMESPACE}/{self._name.topic}/data/date={date}/{name}-{unique}{self._form.suffix}"
             return _IcebergFile(path, place, self._form, self._name)
-        # The name depends only on the contents: a task that runs again gives the same name to the same records.
+        # The final name depends only on the records, so it is the same if a task runs again.
         place = f"{_TOPIC}{self._name.topic}/date={date}/{name}{self._form.suffix}"
         kind = _ParquetFile if self._form.format == "parquet" else _JsonFile
         return kind(path, place, self._form, self._name)
@@ -211,7 +213,7 @@ class Files:
 
 
 class _OpenFile(ABC):
-    # The bytes in memory that are not in the file yet.
+    # The number of bytes that are buffered in memory, and are not in the file yet.
     held_bytes = 0
 
     def __init__(self, path: Path, place: str, form: ExportFormat, name: TopicPartition) -> None:
@@ -233,10 +235,10 @@ class _OpenFile(ABC):
 
     @abstractmethod
     def flush(self) -> None:
-        """Write the buffered records."""
+        """Write the buffered records to the file."""
 
     def write(self, columns: Columns) -> None:
-        """Add records."""
+        """Add records to the file. They may be buffered."""
         self._add(columns)
         self._records += len(columns)
 
@@ -252,7 +254,7 @@ class _OpenFile(ABC):
 
 
 class _ParquetFile(_OpenFile):
-    """A Parquet file, written one row group at a time directly from the columns of the log."""
+    """A Parquet file. Records are buffered, and written as one row group at a time."""
 
     schema = staticmethod(parquet_schema)
 
@@ -260,8 +262,8 @@ class _ParquetFile(_OpenFile):
         schema = self.schema()
         self._maker = BatchMaker(schema)
         self._batches: list[pa.RecordBatch] = []
-        # Offsets and timestamps grow by small steps, for which delta encoding is best. Values have no dictionary,
-        # because they rarely repeat, and no statistics, because queries do not compare them with a bound.
+        # Offsets and timestamps grow by small steps, for which delta encoding is best. The column of values has no
+        # dictionary, because values rarely repeat, and no statistics, because queries do not filter it by a range.
         self._writer = pq.ParquetWriter(
             self._path,
             schema,
@@ -293,7 +295,7 @@ class _ParquetFile(_OpenFile):
 
 
 class _IcebergFile(_ParquetFile):
-    """A data file of an Iceberg table. Timestamps outside the years 1 to 9999 are null: Python has no such dates."""
+    """A data file of an Iceberg table. Timestamps outside the years 1 to 9999 (Python's range) become null."""
 
     schema = staticmethod(iceberg_schema)
 
@@ -308,7 +310,7 @@ class _IcebergFile(_ParquetFile):
 
 
 class _JsonFile(_OpenFile):
-    """A file of JSON envelopes, one per line."""
+    """A file with one line for each record: a JSON object, as in `records.jsonl` of a mount."""
 
     def _begin(self) -> None:
         self._prefix = envelope.prefix(self._name)

@@ -4,7 +4,8 @@
     target/logfs/orders/data/        the Parquet files of the table `logfs.orders`
     target/logfs/orders/metadata/    its snapshots
 
-A commit of a table is atomic. Its snapshot has the offsets at which the export ended, where the next export begins.
+A commit changes one table atomically. Its snapshot stores the offsets at which the export ended, so that the next
+export begins there.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 _OFFSETS = "logfs.offsets"
 CATALOG = "catalog.db"
 _PARTITION_FIELD = "date"
-# Table properties: which columns have statistics, by which readers skip data files.
+# The properties of the tables. They select the columns that have statistics. Readers use these to skip data files.
 _PROPERTIES = {
     "write.metadata.metrics.default": "none",
     **{
@@ -42,7 +43,7 @@ class IcebergTables:
     """The Iceberg tables in a directory, one for each topic."""
 
     def __init__(self, directory: Path) -> None:
-        """Open the catalog in the directory, which must exist; create it if it is missing.
+        """Open the catalog in `directory`, or create it if it is missing. The directory must exist.
 
         Raises `LogfsError` if pyiceberg is not installed, or if the catalog cannot be opened.
         """
@@ -68,9 +69,9 @@ class IcebergTables:
         self._catalog.close()
 
     def offsets(self, *, may_be_damaged: bool = False) -> OffsetsJson:
-        """Return where the exports into all tables ended, in the form of `_offsets.json` of exports to files.
+        """Return the offsets at which the last exports into the tables ended, in the form of a Spark checkpoint.
 
-        `may_be_damaged` has no effect: a table that cannot be read raises the error of pyiceberg in any case.
+        `may_be_damaged` has no effect: if a table cannot be read, pyiceberg's error is raised in any case.
         """
         found: OffsetsJson = {}
         for name in self._catalog.list_tables(NAMESPACE):
@@ -87,12 +88,13 @@ class IcebergTables:
         offsets: OffsetsJson | None,
         replaced: Selection | None,
     ) -> None:
-        """Add files to the tables of their topics, each in one commit; a missing table is created.
+        """Add the files that tasks have written to the tables of their topics, with one commit for each table.
 
-        The files are moved into the directories of the tables first. The snapshot of a table stores the `offsets` of
-        its topic. If `replaced` is given, the same commits remove the older records of its partitions. Raises
-        `JobFailed` if another writer has changed a table meanwhile, and the errors of pyiceberg. The table whose
-        commit failed is unchanged, but the tables of topics whose names sort earlier are committed.
+        A missing table is created. The files are first moved into the directories of the tables. The snapshot of a
+        table stores the `offsets` of its topic. If `replaced` is given, the same commits remove the older records of
+        the partitions `replaced`. Raises `JobFailed` if another writer has changed a table meanwhile, and the errors
+        of pyiceberg. The tables are committed in the order of their names: after an error, the earlier ones stay
+        committed.
         """
         of_topic: dict[str, list[WrittenFile]] = {}
         if replaced is not None:
@@ -125,13 +127,13 @@ class IcebergTables:
         try:
             with table.transaction() as transaction:
                 if replaced is not None and table.current_snapshot() is not None:
-                    # Only the option `assign` selects single partitions. Without it, the topic is replaced whole.
+                    # Only the option `assign` selects single partitions. Without it, all records are replaced.
                     chosen = {each.partition for each in replaced.partitions if each.topic == topic}
                     listed = ", ".join(map(str, sorted(chosen)))
                     older = f"partition in ({listed})" if chosen else AlwaysTrue()
                     transaction.delete(older, snapshot_properties=properties)
                 if places:
-                    # Names of files are unique, so none can be in the table already.
+                    # The file names are unique, so the check for duplicates is not needed.
                     transaction.add_files(
                         places, snapshot_properties=properties, check_duplicate_files=False
                     )
@@ -156,12 +158,12 @@ class IcebergTables:
         return self._catalog.load_table(name)
 
     def _moved(self, file: WrittenFile) -> Path:
-        """Move a file of a task to its place, durably, and return the place."""
+        """Move a file that a task has written to its final path, durably, and return this path."""
         old, new = self._directory / file.path, self._directory / file.place
         new.parent.mkdir(parents=True, exist_ok=True)
         disk = Disk()
         disk.rename(old, new)
-        # The rename syncs the directory of the day. Those above it, up to the target's entry `logfs`, may be new.
+        # `rename` has synced the directory of the date. Those above it, up to the target, may have new entries.
         for directory in new.parents[1:5]:
             disk.sync_directory(directory)
         return new

@@ -1,7 +1,7 @@
-"""The job that imports files into a log: Parquet, JSON envelopes or lines of text, with keys and partitions.
+"""The job that imports files into logs: Parquet, JSON objects for records (envelopes), or lines of text.
 
-Tasks read the files and stage batches, as the tasks of the sink do (`logfs.spark.sink`). The driver commits all
-batches at once, so an import appends all rows or none.
+Like the tasks of the sink (`logfs.spark.sink`), the tasks read the files and write batches to temporary (staged)
+files. The driver then appends the batches of all tasks in one commit, so an import appends all rows or none.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ _FORMS: dict[str, type[ImportFormat]] = {
 class Imported:
     """The result of an import: the number of files and records, and the offsets that the records got.
 
-    `offsets` maps the name of each partition to its range: the first offset and the offset after the last. `already`
-    is true if an import with the same id was done before, and this one has changed nothing.
+    `offsets` maps the name of each partition to (first offset, last offset + 1). `already` is true if an import with
+    the same id was done before, so that this import has changed nothing.
     """
 
     files: int
@@ -84,23 +84,29 @@ def import_(
 ) -> Imported:
     """Append the rows of files to log directories in one commit: all of them, or none.
 
-    `sources` are files, directories and globs. `format` is "parquet" (the columns of `format("logfs")`; `key` and
-    `value` name other columns), "json" (envelopes), or "text" (a line is a value; `key_separator` separates a key
-    from the value, or `key` names a field of lines that are JSON). `topic` takes precedence over the topics in the
-    files. The partitions in the files are kept unless `repartition` is true. A row without a partition goes where
-    Kafka's default partitioner puts its key; rows without keys go to the partitions in turn. With `partitions`,
-    missing topics are created with that many partitions, or more if the files name a higher partition. A missing log
-    directory is then created, too. An import with an `id` is done once: another import with the same id changes
-    nothing, as long as the log remembers the id (at least seven days). `progress` is called with (bytes done,
-    bytes in all). Both include the bytes that are read to plan the import.
+    `sources` are files, directories and globs. `format` is one of these:
 
-    Rows keep their order within a file. If all files specify partitions and ascending offsets, as those of an export
-    do, the order is that of the offsets. Blocks until the job has ended.
+    - "parquet": files with the columns of `format("logfs")`. `key` and `value` may name other columns.
+    - "json": a JSON object for each record (an envelope), one per line, as in an export.
+    - "text": each line is a value. If `key_separator` is given, the text before it is the key, and the text after it
+      is the value. If `key` is given, the lines are JSON, and the field of this name is the key.
+
+    `topic` takes precedence over the topics in the files. The partitions in the files are kept unless `repartition`
+    is true. For a row without a partition, Kafka's default partitioner selects the partition by the key; rows without
+    keys are distributed over the partitions. If `partitions` is given, missing topics are created with this number of
+    partitions, or with more if the files name a higher partition. Missing log directories are then created, too.
+
+    An import with an `id` is done once: another import with the same id changes nothing, as long as the log remembers
+    the id (at least seven days). `progress` is called with (bytes done, total bytes). Both include the bytes that are
+    read to plan the import.
+
+    Rows keep their order within a file. If all files specify partitions and ascending offsets, like those of an
+    export, the rows are appended in the order of the offsets. Blocks until the job has ended.
 
     Raises `InvalidSetting` for wrong arguments, `InvalidStore` for a path that is not a log directory,
-    `FileNotFoundError` for a missing source, and `JobFailed`, which names the file (or the first and the last of
-    several files) and the number of a malformed line. Raises the errors of a commit too, such as `StoreLocked`, and
-    `CommitPending` if the commit is decided but cannot be done yet.
+    `FileNotFoundError` for a missing source, and `JobFailed` if a task fails. The message of `JobFailed` names the
+    file, or the first and the last of several files, and the number of a malformed line. Also raises the errors of a
+    commit, such as `StoreLocked`, and `CommitPending` if the commit is durably decided but cannot be completed yet.
     """
     options = ImportOptions(format, topic, key, value, key_separator, repartition)
     if partitions is not None and partitions < 1:
@@ -126,13 +132,13 @@ def import_(
         each for some in run(spark, "logfs import: plan", looks, form.look, tell) for each in some
     ]
     _check_topics(directories, options, found, partitions)
-    # The staged files of each run have their own id, so that a run that fails removes no files of another run.
+    # Each run of an import has its own id for its staged files. If a run fails, it removes only its own files.
     staging = str(uuid.uuid4())
     task = _Stage(form, directories, planned_partitions(directories, topic), staging)
     staged = _stage(spark, task, in_order(found), _told(progress, looked, looked + size))
     done = _commit(directories, writer or staging, staged)
     if done.already:
-        # Another import with this id was done meanwhile.
+        # Another import with the same id has been done since the check above.
         return Imported(0, 0, {}, already=True)
     return Imported(len(files), sum(file.record_count for _, file in staged), done.offsets)
 
@@ -146,7 +152,7 @@ def _make_log_dirs(directories: Sequence[str], *, may_create: bool) -> None:
 
 
 def _is_committed(directories: Sequence[str], writer: str) -> bool:
-    """Whether the writer has committed. If its commit is decided but not finished, finish the commit first."""
+    """Whether the import with the id `writer` was done before. If its commit is unfinished, first finish it."""
     logs = [read_commits(Disk(), Path(directory)) for directory in directories]
     if any(log.pending is not None and log.pending.writer == writer for log in logs):
         return commit_client.commit(directories, writer, 0, []).already
@@ -154,7 +160,10 @@ def _is_committed(directories: Sequence[str], writer: str) -> bool:
 
 
 def _told(progress: Progress | None, before: int, total: int) -> Progress | None:
-    """Return a callback for one phase, which calls `progress` with `before` plus the bytes done, and with `total`."""
+    """Return the progress callback for one of several jobs; `before` is the number of bytes of the jobs before it.
+
+    It calls `progress` with the bytes done in all jobs and `total`, the total of all jobs.
+    """
     if progress is None:
         return None
     return lambda done, _: progress(before + done, total)
@@ -170,9 +179,9 @@ def _check_topics(
     found: Sequence[FileRange],
     partitions: int | None,
 ) -> None:
-    """Check that every row has a topic, and create the missing topics with `partitions` partitions or more.
+    """Check that every row has a topic, and create the missing topics, with at least `partitions` partitions.
 
-    Raises `InvalidSetting` for a row without a topic, and for a missing topic if `partitions` is None.
+    Raises `InvalidSetting` if a row has no topic, or if `partitions` is None and a topic is missing.
     """
     there = partitions_in(Path(path) for path in directories if Path(path).is_dir())
     wanted: dict[str, int] = {}
@@ -198,10 +207,10 @@ def _check_topics(
 
 @dataclass(frozen=True)
 class _Stage:
-    """The function of a task: stage the rows of groups of file ranges, group by group.
+    """The function that tasks call: it writes the rows of some groups of file ranges to staged files.
 
     Errors in the contents (`LogfsError` except `NotOnHost`, `ValueError`, `pa.ArrowException`) become `InvalidRecord`
-    with the name of the file, or with the first and the last name of several files.
+    with the name of the file, or of the first and the last of several files.
     """
 
     form: ImportFormat
@@ -236,7 +245,7 @@ def _stage(
     ordered: Sequence[Sequence[FileRange]],
     progress: Progress | None,
 ) -> list[tuple[str, StagedFile]]:
-    """Stage the rows of file ranges in tasks, and return each staged file with the host that staged it.
+    """Run the tasks that write the rows to staged files; return (host, staged file) for each of these files.
 
     If a task fails, the staged files of all tasks are removed.
     """
@@ -253,15 +262,16 @@ def _stage(
 def _commit(
     directories: Sequence[str], writer: str, staged: Sequence[tuple[str, StagedFile]]
 ) -> Committed:
-    """Commit the staged files; `staged` has (host that staged it, file) for each of them.
+    """Append the batches in the staged files in one commit. `staged` has (host, file) for each file.
 
-    If the commit fails before it is decided, the files are removed.
+    The host is the one on which a task wrote the file. The files are removed if the commit fails, except in case of
+    `CommitPending`.
     """
     files = [file for _, file in staged]
     try:
         return commit_client.commit(directories, writer, 0, files)
     except CommitPending:
-        # The commit is decided, so the staged files are still needed.
+        # The commit will be completed later, so it still needs the staged files.
         raise
     except BaseException:
         try:
@@ -273,7 +283,7 @@ def _commit(
 
 
 def _remove_staged(directories: Sequence[str], writer: str) -> None:
-    """Remove the files that the tasks of a failed import staged. No commit will use them."""
+    """Remove the staged files that the tasks of a failed import have written. No commit will use them."""
     disk = Disk()
     known = {writer: commit_file.Writer(0, 0)}
     for numbers in partitions_in(Path(path) for path in directories).values():

@@ -1,4 +1,4 @@
-"""The options of an import, and the base class that turns the rows of files into the columns of the sink."""
+"""The options of an import, and the base class of the formats, which convert rows of files to the sink's columns."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 FORMATS = ("parquet", "json", "text")
 
-# The schema of the batches that every `ImportFormat` yields. A null timestamp stands for the time of the import. A
-# null partition stands for the partition that the key selects, or without a key for the next partition in turn.
+# The schema of the batches that every `ImportFormat` yields. A null timestamp stands for the time of the import. If
+# the partition is null, the key selects the partition. If the key is null, too, the row may go to any partition.
 SCHEMA = pa.schema(
     {
         "topic": pa.string(),
@@ -32,7 +32,7 @@ SCHEMA = pa.schema(
         "offset": pa.int64(),
     }
 )
-# The most rows and bytes of a batch: so many that the fixed cost of a batch is negligible.
+# The most rows and bytes in an Arrow batch. They are large enough that the fixed cost of a batch is negligible.
 BATCH_ROWS = 30_000
 BATCH_BYTES = 16 << 20
 
@@ -41,9 +41,9 @@ BATCH_BYTES = 16 << 20
 class ImportOptions:
     """The options of an import that apply to rows; None stands for an option that is not given.
 
-    In Parquet files, `key` and `value` are the names of columns. In lines of text that are JSON, `key` is the name of
-    a field. In other lines of text, `key_separator` separates key and value. With `repartition`, the partitions in
-    the files are ignored.
+    For the format "parquet", `key` and `value` are the names of columns. For the format "text", `key` is the name of
+    a field of lines that are JSON, or `key_separator` is the text between the key and the value of a line. If
+    `repartition` is true, the partitions in the files are ignored.
     """
 
     format: str = "parquet"
@@ -66,7 +66,9 @@ class ImportOptions:
                 f"value: names a column of a Parquet file; leave it out for format {self.format}"
             )
         if self.key_separator is not None and (self.format != "text" or self.key is not None):
-            raise InvalidSetting("key_separator: give it only with format text, and without key")
+            raise InvalidSetting(
+                "key_separator: needs format text, and cannot be combined with the option key"
+            )
         if self.key_separator == "":
             raise InvalidSetting("key_separator: give at least one character")
         if self.format == "text" and self.topic is None:
@@ -74,16 +76,16 @@ class ImportOptions:
 
 
 class ImportFormat(ABC):
-    """The base class of the formats, which read files. Spark pickles the object and sends it to the tasks."""
+    """The base class of the formats of files. Spark pickles the object and sends it to the tasks."""
 
     def __init__(self, options: ImportOptions) -> None:
         self.options = options
 
     @abstractmethod
     def cut(self, path: str) -> list[FileRange]:
-        """Divide a file into ranges, each of which one task can read. The file is not opened. Raises `OSError`.
+        """Divide a file into ranges, each for one task, without opening the file. Raises `OSError`.
 
-        Each row of the file is in exactly one of the ranges, which are in the order of the file.
+        Each row of the file is in exactly one of the ranges. The ranges are in the order of the file.
         """
 
     @abstractmethod
@@ -92,22 +94,22 @@ class ImportFormat(ABC):
 
     @abstractmethod
     def look(self, file_range: FileRange) -> list[FileRange]:
-        """Find the topics, partitions and offsets of the rows in a file range; return file ranges with these rows.
+        """Find the topics, partitions and offsets of the rows in a file range, to plan the import.
 
-        The returned file ranges have `names`, and `offsets` if these are known. Raises `InvalidRecord`, `NotOnHost`,
-        `OSError`.
+        Return one or several file ranges that have the same rows, with `names` set, and with `offsets` if these are
+        known. Raises `InvalidRecord`, `NotOnHost`, `OSError`.
         """
 
     @abstractmethod
     def read(self, file_range: FileRange) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a file range, in the order of the file, as batches with the schema `SCHEMA`.
+        """Yield the rows of a file range, in the order of the file, as Arrow batches with the schema `SCHEMA`.
 
         Raises `InvalidRecord`, `NotOnHost`, `OSError`.
         """
 
 
 def batch_of(count: int, **columns: Any) -> pa.RecordBatch:
-    """Return a batch of `count` rows with the schema `SCHEMA`. `columns` are Arrow arrays; missing ones are null."""
+    """Return an Arrow batch of `count` rows with the schema `SCHEMA`. Columns that are not in `columns` are null."""
     arrays = [
         columns[field.name] if field.name in columns else pa.nulls(count, field.type)
         for field in SCHEMA

@@ -1,4 +1,7 @@
-"""Import formats with lines: a line is a value or a JSON envelope. Large files are cut where a line begins."""
+"""The import formats in which a line is a record: its value, or a JSON object for the record (an envelope).
+
+Large files are divided between tasks at the beginnings of lines.
+"""
 
 from __future__ import annotations
 
@@ -32,17 +35,18 @@ if TYPE_CHECKING:
     from logfs.spark.jobs.import_splits import Name
 
 _BLOCK_BYTES = 4 << 20
-# The limit for a line, in bytes. Records are shorter, and a file with a longer line is probably not text.
+# The most bytes in a line. Lines with records are shorter, so a file with a longer line is probably not text.
 _LONGEST_LINE = 1 << 30
 _CODECS = {".gz": "gzip", ".zst": "zstd", ".lz4": "lz4", ".bz2": "bz2"}
-# The beginning of an envelope of an export. The first group is the same for all envelopes of a partition.
+# The beginning of a JSON envelope in the form in which an export writes it. All envelopes of a partition have the
+# same text in the first group.
 _PREFIX = re.compile(
     rb'(\{"topic":"([a-zA-Z0-9._-]+)","partition":(0|[1-9][0-9]{0,8}),"offset":)([0-9]{1,18}),'
 )
 
 
 class LinesFormat(ImportFormat):
-    """The base class of `TextFormat` and `EnvelopeFormat`, whose files consist of lines."""
+    """The base class of `TextFormat` and `EnvelopeFormat`: a file has one record per line."""
 
     def cut(self, path: str) -> list[FileRange]:
         size = Path(path).stat().st_size
@@ -61,15 +65,15 @@ class LinesFormat(ImportFormat):
 
     @abstractmethod
     def _rows(self, file_range: FileRange, position: int, block: bytes) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a block of whole lines, which begins at `position` in the file."""
+        """Yield the rows of `block`, which has whole lines. Its first byte is at `position` in the file."""
 
 
 class TextFormat(LinesFormat):
-    """Reads files in which a line is the value of a record.
+    """Reads files in which a line is the value of a record, or its key and value.
 
-    With the option `key_separator`, the text before the first separator is the key, and the rest is the value. A line
-    without a separator has no key. With the option `key`, the key is a field of the line, which must then be JSON,
-    and the whole line is the value.
+    With the option `key_separator`, the text before the first separator is the key, and the text after it is the
+    value. A line without a separator is a value without a key. With the option `key`, each line must be a JSON
+    object. The field of this name is the key, and the whole line is the value.
     """
 
     def look_bytes(self, file_range: FileRange) -> int:
@@ -100,9 +104,10 @@ class TextFormat(LinesFormat):
         yield batch_of(len(starts), key=keys.cast(kind), value=values.cast(kind))
 
     def _fields(self, file_range: FileRange, position: int, lines: Sequence[bytes]) -> list[Any]:
-        """Return the key of each line, from the field `options.key`: a string, other JSON as bytes, or None for null.
+        """Return the key of each line, which is the value of its field `options.key`.
 
-        A missing field counts as null. Raises `InvalidRecord` for a line that is not a JSON object.
+        A key is a string, the JSON of another type as bytes, or None if the field is null or missing. Raises
+        `InvalidRecord` for a line that is not a JSON object.
         """
         found = []
         for number, line in enumerate(lines):
@@ -123,15 +128,15 @@ class TextFormat(LinesFormat):
 
 
 class EnvelopeFormat(LinesFormat):
-    """Reads files in which a line is a JSON envelope, as in an export, `records.jsonl` and `append.jsonl`."""
+    """Reads files of JSON envelopes, one per line, as in a JSON export and in `records.jsonl` of a mount."""
 
     def look_bytes(self, file_range: FileRange) -> int:
         return file_range.size_bytes
 
     def look(self, file_range: FileRange) -> list[FileRange]:
-        """Return the file range with its `names` and `offsets`; an empty list if no line begins in the file range.
+        """Return the file range with `names` and `offsets` set, or an empty list if no line begins in it.
 
-        If all lines of a block begin as in an export, and with the same partition, only the beginnings of the first
+        If all lines in a block have the form of an export, with the same partition, only the beginnings of the first
         and the last line are parsed.
         """
         names: set[Name] = set()
@@ -148,7 +153,7 @@ class EnvelopeFormat(LinesFormat):
             known = [offset for offset in here if offset is not None]
             offsets += [known[0], max(known)] if len(known) == len(here) else [None]
         if not names:
-            # The whole file range is inside a line that began before it.
+            # No line begins in the file range: it is inside a line that belongs to an earlier file range.
             return []
         alone = len(names) == 1 and None not in {partition for _, partition in names}
         bounds = None
@@ -171,7 +176,7 @@ class EnvelopeFormat(LinesFormat):
             yield self._batch(placed[start : start + BATCH_ROWS])
 
     def _canonical(self, topic: str, partition: int, found: Envelopes) -> pa.RecordBatch:
-        """Return the batch of envelopes in the form of an export, without a Python object for each record."""
+        """Convert envelopes that have the form of an export to a batch, without a Python object for each record."""
         count = len(found.offsets)
 
         def gathered(starts: NDArray[np.int64], lengths: NDArray[np.int32], kind: Any) -> pa.Array:
@@ -232,7 +237,7 @@ class EnvelopeFormat(LinesFormat):
 def _array(name: str, column: list[Any]) -> pa.Array:
     kind = SCHEMA.field(name).type
     if name == "headers":
-        # Header names are bytes in a log, and may not be UTF-8. The unsafe cast to strings does not check them.
+        # In a log, a header name can be any bytes. Use the unsafe cast, which does not check that it is UTF-8.
         pairs = pa.struct([("key", pa.binary()), ("value", pa.binary())])
         return pa.array(column, pa.list_(pairs)).cast(kind, safe=False)
     if name == "timestamp":
@@ -241,9 +246,9 @@ def _array(name: str, column: list[Any]) -> pa.Array:
 
 
 def _same_prefix(block: bytes) -> tuple[Name, tuple[int, int]] | None:
-    """Return the partition of a block of envelopes, and the offsets of the first and the last one.
+    """Return the partition of the envelopes in a block, and the offsets of the first and the last envelope.
 
-    Return None unless all lines begin as in an export, and with the same partition.
+    Return None if a line does not have the form of an export, or if the lines have different partitions.
     """
     head = _PREFIX.match(block)
     last = block.rfind(b"\n", 0, len(block) - 1) + 1
@@ -255,15 +260,14 @@ def _same_prefix(block: bytes) -> tuple[Name, tuple[int, int]] | None:
     return (head[2].decode(), int(head[3])), (int(head[4]), int(tail[4]))
 
 
-# Files of lines.
+# Reading files with lines.
 
 
 def blocks(file_range: FileRange) -> Iterator[tuple[int, bytes]]:
-    """Yield (position of the first byte, block) for blocks of whole lines.
+    """Yield (position of the first byte, block) for blocks of whole lines: all lines that begin in the file range.
 
-    Together the blocks have all lines that begin in the file range. The positions in a compressed file are those of
-    its uncompressed bytes. Every block ends with a newline, even if the last newline of the file is missing. Raises
-    `InvalidRecord`, `NotOnHost`, `OSError`.
+    Positions in a compressed file count its uncompressed bytes. Every block ends with a newline, which is added if
+    the file does not end with one. Raises `InvalidRecord`, `NotOnHost`, `OSError`.
     """
     file_range.check_here()
     with _open(file_range.path) as file:
@@ -271,8 +275,8 @@ def blocks(file_range: FileRange) -> Iterator[tuple[int, bytes]]:
         end = file_range.end
         if position:
             file.seek(position)
-        # A file range that begins inside a line skips the rest of this line, which belongs to an earlier file range.
-        # The read begins one byte early: if this byte is a newline, the file range begins with a line of its own.
+        # If the file range begins inside a line, skip the rest of this line, which belongs to an earlier file range.
+        # Begin to read one byte earlier: if this byte is a newline, a line begins at the start of the file range.
         skips = file_range.start > 0
         rest = b""
         while end is None or position < end:
@@ -326,7 +330,10 @@ def _read(file_range: FileRange, file: BinaryIO, size: int) -> bytes:
 
 
 def _refuse(file_range: FileRange, position: int, number: int, why: str) -> NoReturn:
-    """Raise `InvalidRecord` with the number of the line that is `number` lines after the one at `position`."""
+    """Raise `InvalidRecord` for the line that is `number` lines after the line at byte `position` of the file.
+
+    The message has the number of the line in the file, for which all lines before it are counted.
+    """
     before = 0
     with _open(file_range.path) as file:
         while position > 0 and (data := file.read(min(_BLOCK_BYTES, position))):

@@ -1,4 +1,4 @@
-"""The import format of Parquet: file ranges are row groups, which the footers describe."""
+"""The import format for Parquet files. Their file ranges are row groups, planned by the footers of the files."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
     from logfs.spark.jobs.import_splits import Name
 
-# A file range of at most this many bytes is read in one step, and its file is closed, so that a merge of many file
-# ranges keeps few files open.
+# A file range of at most this many bytes is read at once, and its file is closed. So a merge of many small file
+# ranges keeps only a few files open.
 _SMALL_BYTES = 4 << 20
-# The cost of opening a file and reading its footer, as a number of bytes that take as long to read.
+# How many bytes could be read in the time that it takes to open a file and read its footer; an estimate for progress.
 _FOOTER_BYTES = 1 << 20
 
 
 class ParquetFormat(ImportFormat):
-    """Reads Parquet files, whose columns have the names of `format("logfs")` or the names in the options.
+    """Reads Parquet files. The columns have the names of those of `format("logfs")`, or the names in the options.
 
-    Folders `topic=…` and `partition=…` in the path take precedence over the columns of these names.
+    If a folder in the path is named `topic=…` or `partition=…`, it takes precedence over the column of this name.
     """
 
     def cut(self, path: str) -> list[FileRange]:
@@ -101,7 +101,7 @@ class ParquetFormat(ImportFormat):
             elif source in batch.schema.names:
                 kind = batch.schema.field(source).type
                 if field.name == "offset" and not pa.types.is_integer(kind):
-                    # The offset is used only for the order of rows. A column of another type is not the offset.
+                    # Ignore a column `offset` of another type: it is not Kafka's offset. Offsets only order the rows.
                     continue
                 try:
                     columns[field.name] = _cast(batch.column(source), field)
@@ -130,9 +130,10 @@ class ParquetFormat(ImportFormat):
     def _names(
         self, path: str, file: pq.ParquetFile, number: int, columns: dict[str, Any]
     ) -> frozenset[Name]:
-        """Return the topics and partitions in a row group: from the path, else the footer, else the columns.
+        """Return the topics and partitions of the rows in a row group.
 
-        The option `topic` takes precedence.
+        The topic is taken from the option `topic`. Otherwise topic and partition are taken from the path, from the
+        footer if it shows that all rows have the same value, or from the columns.
         """
         known: dict[str, str | None] = {
             "topic": self.options.topic or from_path(path, "topic"),
@@ -160,7 +161,10 @@ def _name(topic: str | None, partition: object) -> Name:
 
 
 def _bounds(column: Any) -> tuple[Any, Any] | None:
-    """Return the least and greatest value of a row group's column; None if the footer lacks them or counts nulls."""
+    """Return the least and greatest value of a column in a row group, from the statistics in the footer.
+
+    Return None if there are no statistics, or if they count nulls.
+    """
     statistics = None if column is None else column.statistics
     if statistics is None or not statistics.has_min_max or statistics.null_count:
         return None
@@ -168,7 +172,7 @@ def _bounds(column: Any) -> tuple[Any, Any] | None:
 
 
 def _joined(file_ranges: list[FileRange]) -> Iterator[FileRange]:
-    """Yield the file ranges, and join neighbours with the same topics and partitions that fit one task.
+    """Yield the file ranges. Neighbours with the same topics and partitions are joined, up to the size of a task.
 
     Neighbours are joined only if neither has offsets, or if the offsets of the second are above those of the first.
     """
@@ -197,9 +201,9 @@ def _belong_together(first: FileRange, second: FileRange) -> bool:
 
 
 def _cast(column: pa.Array, field: pa.Field) -> pa.Array:
-    """Cast a column to the type that the sink takes; keys and values that are numbers or dates become text.
+    """Cast a column to the type that the sink requires. Keys and values that are numbers or dates become text.
 
-    Raises `pa.ArrowException` if the cast is impossible.
+    Raises `pa.ArrowException` if the column cannot be cast.
     """
     kind = column.type
     if field.name in ("key", "value"):
@@ -211,7 +215,7 @@ def _cast(column: pa.Array, field: pa.Field) -> pa.Array:
             )
         return column.cast(pa.large_binary())
     if field.name == "timestamp" and pa.types.is_timestamp(kind):
-        # Nanoseconds and microseconds are truncated to ms. Seconds that do not fit an int64 in ms are an error.
+        # Truncate nanoseconds and microseconds to ms. Seconds that are too large for an int64 in ms are an error.
         return column.cast(field.type, safe=kind.unit == "s")
     if field.name == "timestamp":
         return pc.cast(column, pa.int64()).cast(field.type)

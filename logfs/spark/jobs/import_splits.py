@@ -1,6 +1,6 @@
-"""The files of an import: finds them, describes the file ranges that tasks read, and orders and merges the ranges.
+"""Finds the files of an import, and orders and merges the file ranges that tasks read.
 
-A `FileRange` is a run of consecutive rows of one file.
+A file range has consecutive rows of one file (class `FileRange`).
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FileRange:
-    """A run of consecutive rows of a file.
+    """Consecutive rows of a file.
 
-    In a file of lines, `start` and `end` are byte positions: the file range has the lines that begin in [start, end).
-    In a Parquet file, they are row group numbers. `end` is None if the file is not cut. `size_bytes` is the size of
-    the file range, `file_bytes` the size of the whole file when it was planned. `names` are the topics and partitions
-    of all rows. `offsets` are the first and the last offset, if they are known and all rows are of one partition.
+    In a file with lines, the file range has the lines that begin at the byte positions [`start`, `end`). In a Parquet
+    file, it has the row groups with the numbers [`start`, `end`). `end` is None if the file range is the whole file.
+    `size_bytes` is the size of the file range. `file_bytes` is the size that the whole file had when the import was
+    planned. `names` has each topic and partition that a row is for. `offsets` are the first and the last offset, None
+    if they are not known or if the rows are of several partitions.
     """
 
     path: str
@@ -48,7 +49,10 @@ class FileRange:
     file_bytes: int = 0
 
     def check_here(self) -> None:
-        """Raise `NotOnHost` if the file is missing or shorter than planned on this machine. Raises `OSError`."""
+        """In a task: raise `NotOnHost` if the file is missing or shorter than planned on this machine.
+
+        Raises `OSError`.
+        """
         try:
             size = os.stat(self.path).st_size
         except (FileNotFoundError, NotADirectoryError):
@@ -58,11 +62,11 @@ class FileRange:
 
 
 def find_files(sources: Iterable[str | os.PathLike[str]]) -> list[str]:
-    """Return the absolute paths of the files in `sources`, which are files, directories (with all below) and globs.
+    """Return the absolute paths of the files in `sources`, which are files, directories and globs.
 
-    The matches of a glob are in the order of their names, as are the files of each directory. As in Spark, files and
-    folders below a directory are hidden if their names begin with `_` or `.`. Raises `FileNotFoundError` for a source
-    that does not exist, and `InvalidSetting` if the sources contain no files.
+    All files below a directory are included. As in Spark, the exceptions are files and folders whose names begin with
+    `_` or `.`. The files of a directory, and the matches of a glob, are sorted by name. Raises `FileNotFoundError`
+    for a source that does not exist, and `InvalidSetting` if the sources contain no files.
     """
     found: dict[str, None] = {}
     texts = [os.fspath(source) for source in sources]
@@ -88,9 +92,10 @@ def _below(directory: Path) -> Iterator[str]:
 
 
 def from_path(path: str, column: str) -> str | None:
-    """Return the value of the nearest folder named `column=value` above the file `path`; None without such a folder.
+    """Return the value of `column` from the path of a file with a folder `column=value`; None without such a folder.
 
-    Hive and Spark encode such values like URLs; the result is decoded.
+    If there are several such folders, the nearest to the file counts. Hive and Spark percent-encode the values; the
+    result is decoded.
     """
     for folder in reversed(Path(path).parent.parts):
         name, equals, value = folder.partition("=")
@@ -99,16 +104,16 @@ def from_path(path: str, column: str) -> str | None:
     return None
 
 
-# The order of the file ranges.
+# Ordering the file ranges.
 
 
 def in_order(file_ranges: Sequence[FileRange]) -> list[list[FileRange]]:
     """Return the file ranges in groups, in the order of import. The rows of a group must be merged by offset.
 
-    If all file ranges have offsets that ascend within each file, as in the files of an export, the order is by topic,
-    partition and offset. File ranges of a partition whose offsets overlap are then one group: an export has a file
-    for each date, and the offsets of two dates may interleave. Otherwise the given order stays, and each file range
-    is a group.
+    If all file ranges have offsets, and they ascend within each file, as in the files of an export, the file ranges
+    are sorted by topic, partition and offset. Those of a partition whose offsets overlap are then one group: an
+    export has a file for each date, and the offsets of two dates may interleave. Otherwise the order is unchanged,
+    and each file range is a group of its own.
     """
     if not all(file_range.offsets for file_range in file_ranges) or not _ascend(file_ranges):
         return [[file_range] for file_range in file_ranges]
@@ -133,7 +138,7 @@ def _place(file_range: FileRange) -> tuple[str, int, int, str, int]:
 
 
 def _ascend(file_ranges: Sequence[FileRange]) -> bool:
-    """Whether the offsets of each partition ascend in every file."""
+    """Whether within each file the offsets of each partition ascend."""
     last: dict[tuple[str, frozenset[Name]], int] = {}
     for file_range in file_ranges:
         first, end = file_range.offsets or (0, 0)
@@ -148,7 +153,7 @@ def _ascend(file_ranges: Sequence[FileRange]) -> bool:
 
 
 class _Head(NamedTuple):
-    """Rows of a file range that are not merged yet, and for each row the greatest offset of the rows up to it."""
+    """Rows of a file range that are not merged yet, and for each row the greatest offset up to and including it."""
 
     rows: pa.RecordBatch
     offsets: NDArray[np.int64]
@@ -157,10 +162,10 @@ class _Head(NamedTuple):
 def merged(
     file_ranges: Sequence[FileRange], read: Callable[[FileRange], Iterator[pa.RecordBatch]]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of file ranges, merged by the column `offset`. The rows of a file range keep their order.
+    """Merge the rows of file ranges by the column `offset`, and yield them. Rows of a file range keep their order.
 
-    `read` yields the rows of a file range as batches with the schema `SCHEMA`. A file range is opened only when the
-    merge reaches its first offset.
+    `read` yields the rows of a file range as batches with the schema `SCHEMA`. It is called only when the merge
+    reaches the first offset of the file range, so that few files are open.
     """
     if len(file_ranges) == 1:
         yield from read(file_ranges[0])

@@ -21,28 +21,28 @@ if TYPE_CHECKING:
     from pyspark import Accumulator
     from pyspark.sql import SparkSession
 
-    # Called with the number of bytes done and the number of bytes in all.
+    # Called with the number of bytes done and the total number of bytes.
     Progress = Callable[[int, int], object]
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
-# Small work items share a task up to this number of bytes, because starting a task costs as much as reading some MB.
+# Small work items share a task, up to this total size, because starting a task takes as long as reading some MB.
 TASK_BYTES = 128 << 20
 _LOOK_SECONDS = 0.2
-# How long an interrupted caller waits for the end of its job.
+# After an interruption, how long `run` waits until the cancelled job has ended.
 _CANCEL_SECONDS = 10
 
 
 class JobFailed(LogfsError):
-    """Some work items of a job failed, or the commit of an Iceberg table failed.
+    """Some work items of a job failed, or the commit to an Iceberg table failed.
 
-    If work items failed, the others were done, but `export` and `import_` discard their results.
+    If some work items fail, the others are done nevertheless, but `export` and `import_` discard their results.
     """
 
 
 class WorkItem(NamedTuple, Generic[_Item]):
-    """The argument of one call of `do` in `run`, and the approximate number of bytes to read or write in the call."""
+    """An argument for the function `do` of `run`, and about how many bytes the call reads or writes."""
 
     item: _Item
     size_bytes: int
@@ -62,10 +62,10 @@ def run(
     """Call `do(work.item)` in tasks for each of `works`, and return the results in the same order.
 
     `title` is the name of the job in Spark's UI. Small items share a task. `do` runs in Spark's Python workers, so
-    `do`, its argument and its result must be picklable. It may run more than once for the same item, even at the same
-    time. `progress` is called in the calling thread with (bytes done, bytes in all). Blocks until the job has ended.
-    If the call is interrupted, or `progress` raises an error, the job is cancelled. If `do` raised `LogfsError` or
-    `OSError` for an item, the other items are done, and then `JobFailed` is raised.
+    `do`, its argument and its result must be picklable. Spark may call `do` more than once for the same item, even at
+    the same time. `progress` is called in the calling thread with (bytes done, total bytes). Blocks until the job has
+    ended. If the call is interrupted, or `progress` raises an error, the job is cancelled. If `do` raises
+    `LogfsError` or `OSError` for an item, the other items are still done, and then `JobFailed` is raised.
     """
     if not works:
         return []
@@ -87,7 +87,8 @@ def run(
         except BaseException as error:
             failure.append(error)
 
-    # The job description and the tag belong to the thread, so they do not affect later jobs of the session.
+    # Run the job in a thread of its own: the job description and the tag belong to the thread that sets them, so they
+    # do not affect later jobs of the session.
     thread = InheritableThread(target=collect, name=title, daemon=True)
     thread.start()
     total = sum(work.size_bytes for work in works)
@@ -95,10 +96,11 @@ def run(
         while thread.is_alive():
             thread.join(_LOOK_SECONDS)
             if progress is not None:
-                # If a task runs twice, the accumulator counts its bytes twice.
+                # The accumulator may exceed the total, because it counts the bytes of a task twice if it runs twice.
                 progress(min(done.value, total), total)
     except BaseException:
-        # Ctrl-C, or an error of `progress`. Wait for the end of the job, because the caller may stop Spark next.
+        # Ctrl-C, or an error of `progress`. Cancel the job, and wait until it has ended, because the caller may stop
+        # Spark next.
         deadline = time.monotonic() + _CANCEL_SECONDS
         while thread.is_alive() and time.monotonic() < deadline:
             # Cancel repeatedly, because the job may not have been submitted yet.

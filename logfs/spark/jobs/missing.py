@@ -1,8 +1,8 @@
-"""Segments that a task of a job could not open on its machine; the driver decides whether that is an error.
+"""Handles segments that a task could not open on its machine: the driver decides whether this is an error.
 
-A mount or a broker may change the log while a job reads it. So a planned segment may have left the log before its
-task opens it: then there is nothing to read. If the log still has the segment, the task's machine does not see the
-files of the log.
+A mount or a broker may change the log while a job reads it. So a planned segment may be removed from the log before
+its task opens it. This is not an error: there is nothing to read. But if the log still has the segment, the machine
+of the task does not have the files of the log, which is an error.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from logfs.spark.jobs.selection import Paths
 
 
-# The number of segments that one error names.
+# The most segments that are named in an error message.
 _MAX_NAMED = 3
 
 
@@ -34,7 +34,7 @@ class UnreadableSegment(NamedTuple):
 
     @classmethod
     def here(cls, segment: SegmentDescriptor, error: Exception) -> UnreadableSegment:
-        """In a task: return the object for this host; `error` is what opening or reading the file raised."""
+        """In a task: return the object for this host. `error` was raised when the file was opened or read."""
         return cls(segment, workers.host(), str(error))
 
     def __str__(self) -> str:
@@ -42,15 +42,15 @@ class UnreadableSegment(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The text of the error without the path of the file, for messages that name the path already."""
+        """The text of the error without the path of the file, for messages that have the path already."""
         reason = self.reason.removeprefix(f"{self.segment.path}: ")
         return str(workers.NotOnHost.because(reason, self.host))
 
 
 def failure(missing: Sequence[UnreadableSegment]) -> JobFailed:
-    """Return the error that names the segments in `missing`, which must not be empty.
+    """Return the error for the segments in `missing`, which must not be empty.
 
-    They are segments that the log still has, but that tasks could not open on their machines.
+    These are segments that the log still has, but that tasks could not open on their machines.
     """
     more = len(missing) - _MAX_NAMED
     rest = f"; and {more} more segments" if more > 0 else ""
@@ -58,10 +58,11 @@ def failure(missing: Sequence[UnreadableSegment]) -> JobFailed:
 
 
 def still_in_log(paths: Paths, missing: Iterable[UnreadableSegment]) -> list[UnreadableSegment]:
-    """In the driver: return the segments in `missing` that the log still has.
+    """In the driver: return those segments in `missing` that the log still has.
 
-    Each of them is an error: the task's machine does not see the log. The other segments have left the log since the
-    job was planned, which is no error. Raises the errors of opening a store read-only.
+    Each of them is an error: the machine of the task does not have the files of the log. The other segments were
+    removed from the log after the job was planned, which is not an error. Raises the errors of opening a store
+    read-only.
     """
     found: list[UnreadableSegment] = []
     asked = list(missing)
@@ -79,7 +80,7 @@ def still_in_log(paths: Paths, missing: Iterable[UnreadableSegment]) -> list[Unr
                     found.append(each)
                 continue
             with suppress(FileNotFoundError):
-                # `FileNotFoundError` means that the partition is being deleted.
+                # The partition may be deleted at this moment, which raises `FileNotFoundError`.
                 if not each.segment.has_left(partition):
                     found.append(each)
     return found

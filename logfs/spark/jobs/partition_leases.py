@@ -1,4 +1,7 @@
-"""Leases partitions to tasks, which change them while the driver holds the locks of their log directories."""
+"""Lets tasks change partitions while the driver holds the locks of the log directories.
+
+The driver gives each task a lease: the right to change one partition.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +37,8 @@ _Result = TypeVar("_Result")
 class Visited(NamedTuple, Generic[_Result]):
     """The outcome of the work on the partition `name`.
 
-    If the work was done, `result` is the return value of the task's function, and `reason` is None. If it failed,
-    `reason` is the text of the error, and `result` is None.
+    If the work succeeded, `result` is the return value of the task's function, and `reason` is None. If the work
+    failed, `reason` is the text of the error, and `result` is None.
     """
 
     name: str
@@ -45,10 +48,9 @@ class Visited(NamedTuple, Generic[_Result]):
 
 @dataclass(frozen=True)
 class _PlannedLease:
-    """A lease, and the identity of the partition's directory, by which a task checks that it sees the same directory.
+    """A lease of a partition, with data by which a task checks that its machine has the same partition directory.
 
-    `inode` is the inode number of the directory. `files` are the names, inode numbers and sizes (bytes) of the .log
-    files.
+    `inode` is the inode number of the directory. `files` has (name, inode number, size in bytes) of each .log file.
     """
 
     lease: Lease
@@ -57,7 +59,7 @@ class _PlannedLease:
 
     @classmethod
     def of(cls, lease: Lease) -> _PlannedLease:
-        """Return the lease with the current state of the directory on this machine. Raises `OSError`."""
+        """In the driver: add the inode and .log files of the partition's directory to a lease. Raises `OSError`."""
         directory = cls._directory(lease)
         files = []
         for path in sorted(directory.glob("*" + names.LOG)):
@@ -70,10 +72,10 @@ class _PlannedLease:
         return Path(lease.log_dir, lease.partition.directory)
 
     def check_here(self, *, is_first: bool) -> None:
-        """Raise `NotOnHost` unless this machine has the leased directory and, if `is_first`, its planned .log files.
+        """In a task: raise `NotOnHost` unless this machine has the leased directory and its .log files.
 
-        Without the check, a partition without .log files would be opened as an empty log. Only the first attempt of a
-        task checks the files, because a later attempt may find the changes of an earlier one.
+        Without this check, a directory without .log files would be opened as an empty log. The files are checked only
+        if `is_first` is true (in the first attempt of a task), because a failed attempt may have changed them.
         """
         directory = self._directory(self.lease)
         self._check(directory, self.inode)
@@ -95,17 +97,17 @@ class _PlannedLease:
 
 
 class LeasedPartitions:
-    """Log directories that this process has locked, and their partitions, which tasks work on.
+    """Log directories that this process has locked, and their partitions, which tasks can change.
 
-    Until all tasks have returned without an error, the directories count as not cleanly shut down. So if the driver
-    is killed, the next process recovers them, as after any crash.
+    While tasks run, or if one has failed, the directories count as not cleanly shut down. So if the driver is killed,
+    the next process that opens them recovers them, as after any crash.
     """
 
     def __init__(self, store: Store, topics: Iterable[str] | None) -> None:
-        """Select the partitions of `topics`, or all partitions if it is None.
+        """Select the partitions of `topics`, or all partitions if `topics` is None.
 
-        `store` has locked the log directories, but must not have loaded any partition. Raises `UnknownPartition` for
-        a topic that does not exist.
+        `store` must have locked the log directories, but must not have loaded any partition. Raises
+        `UnknownPartition` for a topic that does not exist.
         """
         chosen = None if topics is None else list(topics)
         wanted = of_topics(chosen)
@@ -123,11 +125,11 @@ class LeasedPartitions:
         recover: bool = False,
         progress: Progress | None = None,
     ) -> list[Visited[_Result]]:
-        """Call `do(store, name)` in tasks for each partition name in `wanted`, and return the results in that order.
+        """Call `do(store, name)` in tasks for each partition name in `wanted`, and return the results in this order.
 
-        `store` contains the partition `name` alone. With `recover` the partition is recovered from its beginning when
-        the store opens. `title` is the name of the job in Spark's UI. `do` must be picklable. Blocks until the job
-        has ended. An error for one partition does not stop the others.
+        The `store` that `do` gets has only the partition `name`. If `recover` is true, the partition is recovered
+        from its beginning when this store is opened. `title` is the name of the job in Spark's UI. `do` must be
+        picklable. Blocks until the job has ended. After an error for one partition, the others are still processed.
         """
         works = []
         for name in wanted:
@@ -151,9 +153,9 @@ class LeasedPartitions:
         return [Visited(name, result, reason) for name, result, reason, _ in visits]
 
     def allow_gaps(self, wanted: Iterable[str]) -> None:
-        """Record in the cleaner checkpoints that the offsets of some partitions may have gaps.
+        """Record in the cleaner checkpoints that the offsets of the partitions `wanted` may have gaps.
 
-        `wanted` are the names of the partitions. Call this before any of them is compacted.
+        The caller must do this before it compacts any of these partitions.
         """
         for log_dir in self.store.log_dirs:
             here = [
@@ -180,10 +182,11 @@ class LeasedPartitions:
 
 @contextmanager
 def lease_partitions(paths: Paths, topics: Iterable[str] | None) -> Iterator[LeasedPartitions]:
-    """Lock log directories while the context is open, and yield a `LeasedPartitions` of their partitions.
+    """Lock log directories during the context, and yield their partitions of `topics` as a `LeasedPartitions`.
 
-    Raises the errors of opening a store, `StoreLocked` if a mount or a broker holds the directories,
-    `UnknownPartition` for a topic that does not exist, and `InvalidStore` if a decided commit cannot be finished.
+    Raises the errors of opening a store, such as `StoreLocked` if a mount or a broker holds the directories. Raises
+    `UnknownPartition` for a topic that does not exist, and `InvalidStore` if an earlier commit of staged batches must
+    be completed but cannot be.
     """
     directories = [Path(path) for path in log_dirs(paths)]
     check_log_dirs(directories)
@@ -191,7 +194,7 @@ def lease_partitions(paths: Paths, topics: Iterable[str] | None) -> Iterator[Lea
         if store.commits.pending():
             where = ", ".join(map(str, directories))
             raise InvalidStore(
-                f"{where}: a decided commit cannot be finished; 'logfs recover' shows why"
+                f"{where}: an unfinished commit cannot be completed; 'logfs recover' shows why"
             )
         yield LeasedPartitions(store, topics)
 
@@ -200,7 +203,8 @@ def lease_partitions(paths: Paths, topics: Iterable[str] | None) -> Iterator[Lea
 class _LeasedTask(Generic[_Result]):
     """The function that a task calls for each partition that is leased to it.
 
-    It returns the name of the partition, the result, the reason of a failure, and the values for the checkpoints.
+    It returns the name of the partition, the result of `do` or the text of an error, and the values that the driver
+    must write to the checkpoint files.
     """
 
     do: Callable[[Store, str], _Result]

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from logfs.spark.jobs.stats import Stats, TopicStats
 
 FORMATS = (".png", ".svg", ".pdf")
-# The most topics in the plot of records: more colours are hard to tell apart. The plot of bytes has all topics.
+# The most topics in the chart of records over time: more colours are hard to tell apart. The chart of bytes has all.
 _MOST_TOPICS = 8
-# The midnight after the last day that `datetime` can represent.
+# The midnight after 9999-12-31, the last day that `datetime` can represent.
 _END_MS = 253_402_300_800_000
 _UNITS = ((86_400_000, "day"), (3_600_000, "hour"), (60_000, "minute"), (1000, "second"))
 
@@ -26,8 +26,8 @@ _UNITS = ((86_400_000, "day"), (3_600_000, "hour"), (60_000, "minute"), (1000, "
 def plot(found: Stats, path: str | os.PathLike[str]) -> None:
     """Plot the counts in `found` to the file `path`.
 
-    The suffix of the file's name selects the format: .png, .svg or .pdf. Raises `LogfsError` for another suffix or if
-    matplotlib is missing, and `OSError`.
+    The suffix of the file's name selects the format: .png, .svg or .pdf. Raises `LogfsError` for any other suffix,
+    and if matplotlib is not installed. Raises `OSError`.
     """
     try:
         from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
@@ -45,7 +45,7 @@ def plot(found: Stats, path: str | os.PathLike[str]) -> None:
     above.xaxis.set_major_formatter(ConciseDateFormatter(locator))  # type: ignore[no-untyped-call]
     _draw_bytes(below, topics)
     for axes in (above, below) if topics else ():
-        # The legend is above the bars, so that it hides none.
+        # Place the legend above the bars, so that it does not hide any bar.
         axes.legend(
             loc="lower left", bbox_to_anchor=(0, 1), ncols=4, fontsize="small", frameon=False
         )
@@ -53,9 +53,9 @@ def plot(found: Stats, path: str | os.PathLike[str]) -> None:
 
 
 def _draw_times(axes: Axes, found: Stats, topics: list[TopicStats]) -> None:
-    """Draw the number of records by time: a bar for each interval, stacked by topic, the first of `topics` lowest."""
+    """Draw the number of records in each time bucket as a bar, stacked by topic. The first topic is the lowest."""
     drawn = topics[:_MOST_TOPICS]
-    # The axis can show dates of the years 1970 to 9999.
+    # Leave out times that the axis cannot show: those before 1970 and after 9999.
     times = sorted({time for each in drawn for time in each.counts.times if 0 <= time < _END_MS})
     moments = [datetime.fromtimestamp(time / 1000, UTC) for time in times]
     width_days = found.bucket_ms / 86_400_000

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 class Reindexed(NamedTuple):
-    """The result of rebuilding a partition's indexes.
+    """The result of rebuilding the indexes of a partition.
 
-    `segments` is the number of its segments, `damaged` the number of those that are damaged.
+    `segments` is the number of its segments, `damaged` is the number of segments with damage.
     """
 
     segments: int
@@ -37,10 +37,10 @@ def reindex(
 ) -> list[Visited[Reindexed]]:
     """Rebuild all indexes of every partition from its log, as `logfs reindex` does.
 
-    Key indexes are only deleted; the next lookup of a key rebuilds them. No other process may hold the log
-    directories. `topics` limits the job to these topics. `progress` is called with (bytes of logs done, bytes in
-    all). Blocks until the job has ended. If a partition cannot be read, its `Visited` has the reason, and the other
-    partitions are still done. Raises the errors of `lease_partitions`, such as `StoreLocked`.
+    Key indexes are only deleted; the next lookup of a key rebuilds them. No other process may have opened the log
+    directories for writing. `topics` limits the job to these topics. `progress` is called with (bytes of logs done,
+    total bytes). Blocks until the job has ended. If a partition cannot be read, its `Visited` has the reason, and the
+    other partitions are still processed. Raises the errors of `lease_partitions`, such as `StoreLocked`.
     """
     with lease_partitions(paths, topics) as lending:
         return lending.visit(
@@ -50,7 +50,7 @@ def reindex(
 
 def _reindex(store: Store, name: str) -> Reindexed:
     partition = store[name]
-    # Opening the store has rebuilt the other indexes.
+    # Remove the key indexes. The other indexes were rebuilt when the store was opened.
     partition.forget_keys()
     damaged = sum(bool(segment.damaged) for segment in partition.segments)
     return Reindexed(len(partition.segments), partition.log_end_offset, damaged)

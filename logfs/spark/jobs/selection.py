@@ -1,4 +1,4 @@
-"""The selection of a job: log directories, and topics in them."""
+"""Selects the log directories of a job, and the topics in them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 def log_dirs(paths: Paths) -> list[str]:
-    """Return the log directories for paths; a mountpoint of logfs stands for the directories mounted there."""
+    """Return the log directories for `paths`. A mountpoint stands for the log directories that are mounted there."""
     named = [paths] if isinstance(paths, (str, os.PathLike)) else paths
     return log_dirs_of([local_log_dir(os.fspath(path)) for path in named])
 
 
 def of_topics(topics: Iterable[str] | None) -> Callable[[str], bool]:
-    """Return a function that tells whether the topic of a partition directory, given by name, is in `topics`.
+    """Return a function that takes the name of a partition directory, and tells whether its topic is in `topics`.
 
     If `topics` is None, the function returns True for every name.
     """
@@ -40,9 +40,10 @@ def of_topics(topics: Iterable[str] | None) -> Callable[[str], bool]:
 
 
 def check_topics(topics: Iterable[str] | None, directories: Iterable[str], store: Store) -> None:
-    """Raise `UnknownPartition` for a topic without a partition among `directories`.
+    """Raise `UnknownPartition` for a topic of which no partition is in `directories`.
 
-    `directories` are names of partition directories. `store` is only used to name the log directories in the error.
+    `directories` are names of partition directories. `store` is used only for the names of the log directories in the
+    message.
     """
     there = {names.parse_directory(name).topic for name in directories}
     for topic in topics or ():
@@ -54,7 +55,7 @@ def check_topics(topics: Iterable[str] | None, directories: Iterable[str], store
 
 
 def opened(paths: Paths, topics: Iterable[str] | None) -> Store:
-    """Return a read-only store of the log directories `paths`, which the caller closes.
+    """Return a read-only store of the log directories `paths`. The caller must close it.
 
     It has the partitions of `topics`, or all partitions if `topics` is None. Raises `UnknownPartition` for a topic
     that does not exist, and the errors of opening a store read-only.

@@ -1,6 +1,6 @@
 """The job that counts the contents of log directories: records, bytes and keys, records over time, and compression.
 
-There is one work item per segment.
+It has one work item per segment.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class TopicStats:
 
     @property
     def keys(self) -> int:
-        """The estimated number of different keys; the standard error of the `KeySketch` is 0.8 %."""
+        """The estimated number of different keys. The standard error of the estimate is 0.8 %."""
         return self.counts.keys.count()
 
     @property
     def compression(self) -> float:
-        """The size of the logs without compression divided by their actual size; 1.0 for logs without bytes."""
+        """The compression ratio: the uncompressed size of the logs divided by their actual size; 1.0 if empty."""
         counts = self.counts
         return counts.plain_bytes / counts.log_bytes if counts.log_bytes else 1.0
 
@@ -71,10 +71,10 @@ def stats(
 
     Nothing is changed, and a mount or a broker may use the directories meanwhile. `bucket_ms` is the length of the
     time buckets in which records are counted; if it is None, at most 200 buckets cover the timestamps. `topics`
-    limits the count to these topics. `progress` is called with (bytes of logs done, bytes in all). Blocks until the
-    job has ended. Raises `InvalidSetting` for a `bucket_ms` below 1, the errors of opening a store read-only, the
-    error that keeps a partition offline, and `JobFailed` if a segment cannot be read, or is in the log but missing on
-    a task's machine.
+    limits the count to these topics. `progress` is called with (bytes of logs done, total bytes). Blocks until the
+    job has ended. Raises `InvalidSetting` for a `bucket_ms` below 1, the errors of opening a store read-only, for a
+    partition that is offline the error that keeps it offline, and `JobFailed` if a segment cannot be read, or is in
+    the log but missing on a task's machine.
     """
     if bucket_ms is not None and bucket_ms < 1:
         raise InvalidSetting(f"bucket_ms is {bucket_ms}: give at least 1")
@@ -99,7 +99,7 @@ def stats(
         raise failure(missing)
     counts = {topic: SegmentStats() for topic in sorted(partitions)}
     for work, counted in zip(works, found, strict=True):
-        # Segments that retention or compaction has removed since the job was planned are not counted.
+        # Do not count segments that retention or compaction has removed after the job was planned.
         if not isinstance(counted, UnreadableSegment):
             counts[topic_of[work.item.partition]].merge(counted)
     return Stats(

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 class Verification:
     """The result of an audit: the findings, and how much was audited.
 
-    The findings in the log directories' own files come first, then those of each partition, in the order of the
-    names. `partitions`, `segments` and `records` are counts. `size_bytes` is the size of the .log files.
+    First come the findings about files directly in the log directories, then those about each partition, in the order
+    of the names. `partitions`, `segments` and `records` are counts. `size_bytes` is the size of the .log files.
     """
 
     findings: tuple[Finding, ...]
@@ -42,7 +42,7 @@ class Verification:
 
     @property
     def errors(self) -> list[Finding]:
-        """The findings of severity ERROR, which report lost or wrong data."""
+        """The findings with the severity ERROR, which report lost or wrong data."""
         return [found for found in self.findings if found.severity is Severity.ERROR]
 
 
@@ -56,11 +56,11 @@ def verify(
     """Audit log directories as `logfs check` does, except key indexes and the owner of a bucket; return the findings.
 
     Nothing is changed. A broker or a mount may use the directories meanwhile. Unlike in `logfs check`, the audit is
-    not repeated if files change during it. A segment that leaves the log during the audit is reported as a note. A
-    segment that is in the log but missing on a task's machine is an error that names the host. `topics` limits the
-    audit to these topics. `progress` is called with (bytes of logs done, bytes in all). Blocks until the job has
-    ended. Raises the errors of opening a store read-only and of `audit_subjects`, and `JobFailed` if a task meets
-    another error when it reads a segment.
+    not repeated if files change during it. A segment that is removed from the log during the audit is reported as a
+    note. A segment that is in the log but missing on a task's machine is reported as an error that names the host.
+    `topics` limits the audit to these topics. `progress` is called with (bytes of logs done, total bytes). Blocks
+    until the job has ended. Raises the errors of opening a store read-only and of `audit_subjects`, and `JobFailed`
+    if a segment cannot be read for another reason.
     """
     with opened(paths, topics) as store:
         findings = list(check_log_dir_files(store))
@@ -83,7 +83,7 @@ def verify(
         name = work.item.segment.partition
         if isinstance(outcome, UnreadableSegment):
             of_logs[name].append(_of_missing(outcome, is_error=outcome in missing))
-            # The segment was not audited. Give it an account that says that offsets may be missing in it. Without an
+            # The segment was not audited. Add an `Account` which says that offsets may be missing in it. Without an
             # account, `check_boundaries` would report all of its offsets as missing from the log.
             planned = outcome.segment
             accounts[name].append(
@@ -106,9 +106,10 @@ def verify(
 
 
 def _planned(store: Store, name: str) -> tuple[list[Finding], list[AuditSubject]] | None:
-    """Return the findings in a partition's small files, and its segments to audit; None if it was deleted meanwhile.
+    """Return the findings about a partition's small files, and its segments to audit; None if it was deleted.
 
-    Raises `Gone` or `FileNotFoundError` if files leave the log in `TRIES` attempts in a row, and `OSError`.
+    Raises `Gone` or `FileNotFoundError` if files are removed from the log during each of `TRIES` attempts, and
+    `OSError`.
     """
     for left in reversed(range(TRIES)):
         try:
@@ -127,8 +128,8 @@ def _planned(store: Store, name: str) -> tuple[list[Finding], list[AuditSubject]
 class AuditSubject:
     """A segment to audit in another process. It can be pickled.
 
-    `epochs` are the (leader epoch, start offset) pairs of the log, in order. `trusts_indexes` tells whether the
-    indexes must agree with the log, `live` whether another process may write the log directory.
+    `epochs` has (leader epoch, start offset) of each leader epoch of the log, in order. `trusts_indexes` tells
+    whether the indexes must agree with the log. `live` tells whether another process may write to the log directory.
     """
 
     segment: SegmentDescriptor
@@ -138,11 +139,11 @@ class AuditSubject:
     log_start_offset: int
 
     def audit(self) -> tuple[list[Finding], Account | None]:
-        """Audit the segment, and return the findings and the `Account`, by which segments are compared.
+        """Audit the segment, and return the findings and the segment's `Account`.
 
-        The account has the end of the segment and the transactions that cross its boundaries. `check_boundaries`
-        compares the accounts of neighbouring segments. Raises `Gone` or `FileNotFoundError` if the planned segment
-        does not exist here any more, and `OSError`.
+        `check_boundaries` compares the accounts of neighbouring segments. An account has the end of the segment and
+        the transactions that cross its boundaries. Raises `Gone` or `FileNotFoundError` if the planned segment does
+        not exist on this machine any more, and `OSError`.
         """
         segment = self.segment.open()
         findings: list[Finding] = []
@@ -162,8 +163,8 @@ class AuditSubject:
         finally:
             segment.close()
         if findings:
-            # Compaction replaces the .log file and its indexes together. Findings that compare the planned file with
-            # the indexes of its replacement would prove nothing, so raise `Gone` if the file was replaced.
+            # Compaction may have replaced the .log file and its indexes meanwhile. Findings that compare the old file
+            # with the new indexes would prove nothing, so raise `Gone` if the file was replaced.
             self.segment.check_in_place()
         return findings, account
 
@@ -183,7 +184,7 @@ def _of_missing(missing: UnreadableSegment, *, is_error: bool) -> Finding:
 
 
 def audit_subjects(store: Store, partition: Log) -> list[AuditSubject]:
-    """Return an `AuditSubject` for each segment of a partition, by base offset. Raises `Gone`, `OSError`."""
+    """Return an `AuditSubject` for each segment of a partition, in order. Raises `Gone`, `OSError`."""
     epochs, start = tuple(partition.epochs.entries), partition.log_start_offset
     live = store.registry.homes[partition.name.directory].live
     return [

@@ -1,8 +1,10 @@
-"""The sink: tasks write batches to staged files beside the log, and the driver commits all of them atomically, once.
+"""The writers of Spark: tasks write batches to temporary files, and the driver appends all of them atomically.
 
-- `options`: the options and columns of a write, checked.
-- `partitions`: the partitions of a write: planned in the driver, and looked up on the machines of the tasks.
-- `staging`: encodes the rows of a task as sealed batches, in staged files.
-- `writer`: the writers of batches and streams: they stage in tasks and commit in the driver.
-- `each_batch`: micro-batches that `foreachBatch` appends, for the output mode `update`.
+The temporary files are beside the log. They are called staged files, and appending them is called a commit.
+
+- `options`: parses and checks the options of a write, and its columns.
+- `partitions`: plans the partitions of a write in the driver, and finds them on the machine of each task.
+- `staging`: encodes the rows of a task as record batches, in staged files.
+- `writer`: the writers of batch and streaming queries, which stage in the tasks and commit in the driver.
+- `each_batch`: appends micro-batches by `foreachBatch`, for the output mode `update`.
 """

@@ -1,4 +1,4 @@
-"""Appends the micro-batches of a query by `foreachBatch`, exactly once, also in the output mode `update`."""
+"""Appends each micro-batch of a streaming query exactly once, by `foreachBatch`. The output mode may be `update`."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ _QUERY_ID = "sql.streaming.queryId"
 
 
 class EachBatch:
-    """Appends micro-batches to a log, when it is called by `foreachBatch`.
+    """A function for `foreachBatch`, which appends micro-batches to a log.
 
-    The id of the query, the name of this object and the id of the batch identify a write. The id of the query is kept
-    in the checkpoint. So a batch that Spark sends again is not written again.
+    Each write is identified by the id of the query, the name of this object and the id of the micro-batch. Spark
+    keeps the id of the query in its checkpoint. So if Spark processes a micro-batch again, it is not written again.
     """
 
     def __init__(self, path: str | Iterable[str], name: str, options: Mapping[str, str]) -> None:
-        """Set the log directory `path`, or several, and the options of the writes. Nothing is written yet.
+        """Set the log directories to write to, `path`, and the options of the writes. Nothing is written yet.
 
-        `name` distinguishes this object from others in the same query.
+        `name` distinguishes this object from other `EachBatch` objects in the same query.
         """
         paths = [path] if isinstance(path, str) else list(path)
         self._options = {**options, "paths": json.dumps(paths)}
         self._name = name
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
-        """Append a micro-batch. Raises `RuntimeError` outside of `foreachBatch`, and the errors of a batch write."""
+        """Append a micro-batch. Raises the errors of a batch write, and `RuntimeError` outside of `foreachBatch`."""
         query = batch.sparkSession.sparkContext.getLocalProperty(_QUERY_ID)
         if query is None:
             raise RuntimeError(

@@ -1,4 +1,4 @@
-"""The options and the columns of a write, checked as Spark's Kafka sink checks them."""
+"""Parses and checks the options of a write, and checks its columns, in the same way as Spark's Kafka sink."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql.types import StructType
 
-# The types of the columns, in the order in which Spark's own sink checks them.
+# The allowed types of each column, in the order in which Spark's Kafka sink checks them.
 _TYPES = {
     "topic": ("string",),
     "key": ("string", "binary"),
@@ -23,16 +23,16 @@ _TYPES = {
     # Kafka's sink does not have this column: its producer sets the timestamp.
     "timestamp": ("timestamp",),
 }
-# Columns of the source that a write ignores, because the log sets their values.
+# Columns of the source that a write ignores, because their values are set when the records are appended.
 _IGNORED = ("offset", "timestampType")
 
 
 @dataclass(frozen=True, kw_only=True)
 class WriteOptions:
-    """The options of a write. `topic` is the topic of all records, or None if the column `topic` has it.
+    """The options of a write. `topic` is the topic of all records; None if the column `topic` has the topics.
 
-    `transaction` is the id (txnAppId) and the version (txnVersion) of a write that must be applied once, however
-    often it is sent; None without these options. `create_partitions` is the number of partitions with which `topic`
+    `transaction` has the options txnAppId and txnVersion, or is None if they are not given. Of several writes with
+    the same values, only the first has an effect. `create_partitions` is the number of partitions with which `topic`
     is created if it is missing; None if a missing topic is an error.
     """
 
@@ -72,12 +72,12 @@ def _transaction(options: Mapping[str, str]) -> tuple[str, int] | None:
 
 
 def check_write_schema(schema: StructType, options: WriteOptions) -> None:
-    """Raise `ValueError` if a required column is missing or a column has a wrong type.
+    """Raise `ValueError` if a required column is missing, or a column is unknown or has a wrong type.
 
-    The columns are those of Kafka's sink, and `timestamp`. The columns `offset` and `timestampType` of the source are
-    ignored, so that records that were read can be written. Any other column is an error, too.
+    The known columns are those of Kafka's sink, and `timestamp`. The columns `offset` and `timestampType` of the
+    source are allowed, too, and are ignored, so that rows of the source can be written.
     """
-    # Types are compared as in Spark's own sink: whether a column may be null does not matter.
+    # As in Kafka's sink, it does not matter whether a column may contain nulls.
     found = {field.name: field.dataType.simpleString() for field in schema}
     if options.topic is not None:
         # The option takes precedence over the column, so the column's type does not matter.

@@ -1,7 +1,7 @@
-"""The partitions of a write: planned in the driver, and looked up on the machine of each task.
+"""Plans the partitions of a write in the driver, and finds them on the machine of each task.
 
-The processes in which Spark plans writes import this module, so it must not import the modules that encode rows,
-which take long to import.
+The processes in which Spark plans writes import this module. So it must not import the modules that encode rows,
+whose import takes long.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ _LOOK_SECONDS = 0.1
 
 
 def planned_partitions(log_dirs: Iterable[str], topic: str | None) -> PlannedPartitions:
-    """In the driver: return the partitions of `topic`, or of all topics if `topic` is None.
+    """In the driver: return the partitions of `topic`, or of all topics if `topic` is None. Raises `OSError`.
 
-    The result has the path and the inode number of each partition directory, by topic and partition number. Raises
-    `OSError`.
+    The result has the path and the inode number of each partition directory, by topic and partition number.
     """
     return {
         name: {number: (str(path), path.stat().st_ino) for number, path in numbers.items()}
@@ -41,9 +40,9 @@ def planned_partitions(log_dirs: Iterable[str], topic: str | None) -> PlannedPar
 
 
 def check_staged(log_dirs: Iterable[str], staged: Iterable[tuple[str, StagedFile]]) -> None:
-    """In the driver, after a failed commit: raise `NotOnHost` for a staged file that does not exist on this machine.
+    """In the driver, after a failed commit: raise `NotOnHost` if a staged file does not exist on this machine.
 
-    `staged` has (host, file) for each file: the name of the host whose task staged it, and the file.
+    `staged` has (host, file) for each staged file: the name of the host on which a task wrote it, and the file.
     """
     found = partitions_in(map(Path, log_dirs))
     for host, file in staged:
@@ -55,11 +54,11 @@ def check_staged(log_dirs: Iterable[str], staged: Iterable[tuple[str, StagedFile
 
 
 def found_here(log_dirs: Sequence[Path], planned: PlannedPartitions) -> dict[str, dict[int, Path]]:
-    """In a task: return the partitions in the log directories, by topic and number.
+    """In a task: return the directories of the partitions in the log directories, by topic and number.
 
-    The result includes all planned partitions. Without one of them, a key would go to another partition than in other
-    tasks. Raises `NotOnHost` if a log directory or a planned partition is missing, or if the path of a planned
-    partition is another directory than planned. Raises `OSError`.
+    The result must include all planned partitions: otherwise this task would send some keys to other partitions than
+    other tasks do. Raises `NotOnHost` if a log directory or a planned partition is missing, or if another directory
+    is at the path of a planned partition. Raises `OSError`.
     """
     for left in reversed(range(_LOOKS)):
         try:
@@ -67,7 +66,7 @@ def found_here(log_dirs: Sequence[Path], planned: PlannedPartitions) -> dict[str
         except NotOnHost:
             if not left:
                 raise
-        # A partition that is being moved is in neither log directory for a moment.
+        # A partition may be moving between log directories. It is then missing in both for a moment.
         time.sleep(_LOOK_SECONDS)
     raise AssertionError("the last look returns or raises")
 

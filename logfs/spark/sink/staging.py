@@ -1,4 +1,7 @@
-"""The tasks of a write: they assign rows in Arrow columns to partitions, and stage them as sealed batches."""
+"""The work of a task in a write: assigns rows to partitions, and writes them as record batches to staged files.
+
+Staged files are temporary files that the driver appends to the logs later.
+"""
 
 from __future__ import annotations
 
@@ -31,19 +34,19 @@ if TYPE_CHECKING:
 
 _Item = TypeVar("_Item", bound=np.generic)
 
-# Rows are staged in chunks. A chunk is full at `_CHUNK_BYTES_EACH` times the number of partitions (at least 4),
-# so that batches are large. It is full at `_CHUNK_BYTES` at the latest, to save memory.
+# The rows of a task are encoded in chunks. The size of a chunk is `_CHUNK_BYTES_EACH` times the number of partitions
+# (at least 4), so that the batches for each partition are large, but at most `_CHUNK_BYTES`, to save memory.
 _CHUNK_BYTES_EACH = 1 << 20
 _CHUNK_BYTES = 32 << 20
-# Records without a key go to one partition after the other, this many to each.
+# This many successive records without a key go to the same partition, the next ones to the next partition.
 _STICKY_ROWS = 1024
 _PER_MS = {"ms": 1, "us": 1000}
 
 
 class StagingTask:
-    """Stages the rows of one Spark task: writes them as batches to files in the directories of the partitions.
+    """Stages the rows of one Spark task: writes them as batches to temporary files in the partitions' directories.
 
-    The files belong to one commit: number `sequence` of the writer with the id `writer`.
+    The files belong to one commit: the one with the number `sequence` of the writer with the id `writer`.
     """
 
     def __init__(
@@ -57,10 +60,10 @@ class StagingTask:
     ) -> None:
         """Look up the planned partitions on this machine.
 
-        `planned` is the result of `planned_partitions` in the driver. `topic` is the topic of all rows, or None if
-        the column `topic` has it. `turn`, modulo the number of partitions, selects the partition that gets the first
-        records without keys. Raises `NotOnHost` if this machine does not have the planned partitions, `LogfsError`,
-        and `OSError`.
+        `planned` is the result of `planned_partitions` in the driver. `topic` is the topic of all rows; None if the
+        column `topic` has the topics. `turn`, modulo the number of partitions, selects the partition for the first
+        records without keys. Raises `NotOnHost` if this machine does not have the planned partitions, other kinds of
+        `LogfsError`, and `OSError`.
         """
         self._disk = Disk()
         self._topic = topic
@@ -93,11 +96,11 @@ class StagingTask:
         rows = _rows(chunk, time.time_ns() // 1_000_000)
         for topic, of_topic in self._by_topic(chunk):
             numbers = self._numbers(chunk, rows, topic, of_topic)
-            # A stable sort: the rows of a partition keep their order.
+            # The sort is stable, so the rows of each partition keep their order.
             order = np.argsort(numbers, kind="stable")
             cuts = np.flatnonzero(np.diff(numbers[order])) + 1
             config = self._settings.log_config(topic)
-            # For a topic with LogAppendTime, the commit sets the timestamp.
+            # If the topic has LogAppendTime, the commit sets the timestamps later.
             form = batch_format(config)._replace(timestamp_type=TimestampType.CREATE_TIME)
             for part in np.split(order, cuts):
                 if not len(part):
@@ -113,7 +116,7 @@ class StagingTask:
                         self._open[name].write(batch)
 
     def _by_topic(self, chunk: pa.RecordBatch) -> Iterator[tuple[str, NDArray[np.int64]]]:
-        """Yield each topic and the numbers of its rows. Raises `ValueError` for a row without a topic."""
+        """Yield each topic and the indexes of its rows in `chunk`. Raises `ValueError` for a row without a topic."""
         if self._topic is not None:
             yield self._topic, np.arange(len(chunk))
             return
@@ -130,10 +133,10 @@ class StagingTask:
     def _numbers(
         self, chunk: pa.RecordBatch, rows: Rows, topic: str, of_topic: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Return the partition number of each row of a topic.
+        """Return the partition number for each row of a topic; `of_topic` are the indexes of these rows.
 
-        The number is that in the column `partition`. Without a number there, the hash of the key selects the
-        partition. Rows without a number and without a key go to the partitions in turn. Raises `UnknownPartition`.
+        The number is taken from the column `partition`. If it is null there, the hash of the key selects the
+        partition. Rows without a key are distributed over the partitions. Raises `UnknownPartition`.
         """
         known = self._partitions.get(topic)
         if not known:
@@ -163,7 +166,7 @@ class StagingTask:
 
 
 def _chunks(batches: Iterable[pa.RecordBatch], chunk_bytes: int) -> Iterator[pa.RecordBatch]:
-    """Yield the rows in batches of at least `chunk_bytes`; the last batch may be smaller."""
+    """Combine the batches to chunks of at least `chunk_bytes`. Only the last chunk may be smaller."""
     held: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
@@ -176,8 +179,8 @@ def _chunks(batches: Iterable[pa.RecordBatch], chunk_bytes: int) -> Iterator[pa.
         yield pa.concat_batches(held)
 
 
-# Arrow columns as arrays for the kernels. The types of the arrays are always the same, because numba compiles each
-# combination of types separately.
+# Functions that convert Arrow columns to arrays for the compiled kernels. The arrays always have the same types,
+# because numba compiles a kernel again for each combination of types.
 
 
 def _rows(chunk: pa.RecordBatch, now_ms: int) -> Rows:
@@ -193,7 +196,7 @@ def _rows(chunk: pa.RecordBatch, now_ms: int) -> Rows:
         header_keys, header_values = _binary(flat.field(0)), _binary(flat.field(1))
         if header_keys.nulls.any():
             raise ValueError(
-                "the column headers has a header with a null key: a header in Kafka needs a key"
+                "the column 'headers' has a header with a null key: a header in Kafka needs a key"
             )
     times = np.full(count, now_ms, np.int64)
     if "timestamp" in held:
@@ -206,7 +209,7 @@ def _rows(chunk: pa.RecordBatch, now_ms: int) -> Rows:
 
 
 def _binary(column: pa.Array) -> Binary:
-    """Return a column of strings or bytes as arrays for the kernels. The bytes of the values are not copied."""
+    """Convert a column of strings or bytes to arrays for the kernels, without copying the bytes of the values."""
     plain = column.cast(pa.binary()) if pa.types.is_string(column.type) else column
     large = plain.cast(pa.large_binary())
     _, offsets, data = large.buffers()
@@ -223,7 +226,7 @@ def _nulls(count: int) -> Binary:
 
 
 def _fixed(array: NDArray[_Item]) -> NDArray[_Item]:
-    """Return the array as a contiguous, read-only array."""
+    """Convert an array to the form that the kernels are compiled for: contiguous and read-only."""
     plain = np.ascontiguousarray(array).view()
     plain.flags.writeable = False
     return plain

@@ -1,7 +1,8 @@
-"""The writers of batches and streams: `write` stages records in tasks, and `commit` commits them in the driver.
+"""The writers of batch and streaming queries.
 
-Each attempt of a task stages files of its own. The driver commits the files of the successful attempts. The log
-accepts only one commit for each micro-batch of a query, and one for each batch write.
+In the tasks, `write` writes the records to staged files (temporary files beside the log). In the driver, `commit`
+appends the staged files. Each attempt of a task has its own files; those of the successful attempts are appended. The
+log accepts only one commit for each batch write, and for each micro-batch of a streaming query.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ _BATCH_ID = "streaming.sql.batchId"
 class Staged(WriterCommitMessage):
     """The commit message of a task: the files that the task staged, and the name of its host.
 
-    `writer` is the id under which the files were staged: that of the streaming query, of the batch write, or of the
-    run of an import.
+    `writer` is the id of the writer to which the files belong: the id of a streaming query, of a batch write, or of
+    one run of an import.
     """
 
     writer: str
@@ -57,14 +58,15 @@ class _Sink:
     """The base class of `BatchWriter` and `StreamWriter`. Spark pickles the object and sends it to the tasks."""
 
     def __init__(self, schema: StructType, options: WriteOptions) -> None:
-        """Resolve the log directories and plan the partitions; with createPartitions, create a missing topic.
+        """Find the log directories and plan the partitions. With createPartitions, create the topic if it is missing.
 
         Raises `ValueError` for a wrong schema, `InvalidStore` for a path that is not a log directory, the errors of
         `commit_client.create`, and `OSError`.
         """
         check_write_schema(schema, options)
         self.options = options
-        # Resolved in the driver: a mountpoint need not exist on the machines of the tasks.
+        # The paths may be mountpoints. Find their log directories now, because the mountpoints need not exist on the
+        # machines of the tasks.
         self.log_dirs = log_dirs_of(options.paths)
         check_log_dirs(map(Path, self.log_dirs), may_be_empty=options.create_partitions is not None)
         self._create_partitions()
@@ -73,8 +75,8 @@ class _Sink:
     def _create_partitions(self) -> None:
         """Create the topic of the write if it is missing and the option createPartitions is given.
 
-        Partition 0 is created last. So a topic without partition 0 is incomplete, and the next write with the option
-        completes it.
+        Partition 0 is created last. So a topic without partition 0 is incomplete, and the next write with
+        createPartitions completes it.
         """
         topic, count = self.options.topic, self.options.create_partitions
         if topic is None or count is None:
@@ -100,7 +102,7 @@ class _Sink:
     def _commit(
         self, messages: Sequence[WriterCommitMessage | None], writer: str, sequence: int
     ) -> None:
-        # The files are in the order of Spark's partitions, so a sorted DataFrame is appended in its order.
+        # `messages` are in the order of the DataFrame's partitions, so a sorted DataFrame is appended in its order.
         try:
             done = commit_client.commit(self.log_dirs, writer, sequence, _files(messages))
         except CommitPending:
@@ -117,7 +119,10 @@ class _Sink:
             )
 
     def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Remove the staged files, except those that a decided commit needs. If this fails, upkeep removes them."""
+        """Remove the staged files, except those of a commit that must still be completed.
+
+        If this fails, a warning is logged, and the upkeep of the store removes the files later.
+        """
         try:
             commit_client.discard(self.log_dirs, _files(messages))
         except (LogfsError, OSError) as error:
@@ -133,16 +138,16 @@ def _files(messages: Sequence[WriterCommitMessage | None]) -> list[StagedFile]:
 class BatchWriter(_Sink, DataSourceArrowWriter):
     """The writer of `df.write.format("logfs").mode("append")`, which makes one commit.
 
-    txnAppId and txnVersion, if they are given, identify the commit.
+    If txnAppId and txnVersion are given, they identify the commit, so that it is not made twice.
     """
 
     def __init__(self, schema: StructType, options: WriteOptions) -> None:
         super().__init__(schema, options)
-        # The id is set here, because the tasks and the commit use copies of this object and must agree on it.
+        # Set the id now: the tasks and the commit use copies of this object, which must have the same id.
         self._id = options.transaction or (str(uuid.uuid4()), 0)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
-        """In a task: stage the rows of the task, and return the commit message.
+        """In a task: write the rows of the task to staged files, and return the commit message.
 
         Raises `ValueError` for rows that Kafka's sink refuses, `NotOnHost` if this machine lacks the planned
         partitions, `UnknownPartition`, `RecordTooLarge`, `InvalidRecord`, and `OSError`.
@@ -152,8 +157,8 @@ class BatchWriter(_Sink, DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """In the driver: append all staged records atomically, unless this commit was done before.
 
-        Raises `NotOnHost` for a staged file that is missing, `StoreLocked` if another process, such as a broker,
-        keeps the log directories locked, `CommitPending` if the commit is decided but cannot be done yet, and the
+        Raises `NotOnHost` if a staged file is missing, `StoreLocked` if another process, such as a broker, keeps the
+        log directories locked, `CommitPending` if the commit is durably decided but cannot be completed yet, and the
         other errors of a commit.
         """
         self._commit(messages, *self._id)
@@ -166,11 +171,11 @@ class BatchWriter(_Sink, DataSourceArrowWriter):
 class StreamWriter(_Sink, DataSourceStreamArrowWriter):
     """The writer of `df.writeStream.format("logfs")`, which writes each micro-batch of a query exactly once.
 
-    The query id, which the checkpoint holds, and the batch id identify the commit.
+    The query id, which Spark keeps in the checkpoint, and the batch id identify the commit.
     """
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
-        """In a task: stage the rows of the task, and return the commit message.
+        """In a task: write the rows of the task to staged files, and return the commit message.
 
         Raises `RuntimeError` outside of a streaming query, `ValueError` for rows that Kafka's sink refuses,
         `NotOnHost` if this machine lacks the planned partitions, `UnknownPartition`, `RecordTooLarge`,
@@ -188,8 +193,8 @@ class StreamWriter(_Sink, DataSourceStreamArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """In the driver: append all staged records atomically, unless the micro-batch was committed before.
 
-        Raises `NotOnHost` for a staged file that is missing, `StoreLocked` if another process, such as a broker,
-        keeps the log directories locked, `CommitPending` if the commit is decided but cannot be done yet, and the
+        Raises `NotOnHost` if a staged file is missing, `StoreLocked` if another process, such as a broker, keeps the
+        log directories locked, `CommitPending` if the commit is durably decided but cannot be completed yet, and the
         other errors of a commit.
         """
         writers = {message.writer for message in messages if isinstance(message, Staged)}

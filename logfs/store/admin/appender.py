@@ -1,4 +1,4 @@
-"""Appends lines to a partition or topic through its mount or, without a mount, in a store opened for the append."""
+"""Appends lines to a partition or topic: through its mount or, if it is not mounted, by opening its store."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ERRORS = ".logfs/errors"
 
 
 class Appended:
-    """The offsets that were assigned to an appender's records: `count` records in [first, next_offset)."""
+    """The offsets that the records of an appender got: `count` records, with offsets in [first, next_offset)."""
 
     def __init__(self) -> None:
         self.first = 0
@@ -43,7 +43,7 @@ class Appended:
         self.count = 0
 
     def add(self, last_offset: int, count: int) -> None:
-        """Add `count` records, the last of which has the offset `last_offset`."""
+        """Count `count` more records. The last of them has the offset `last_offset`."""
         if count and not self.count:
             self.first = last_offset + 1 - count
         if count:
@@ -52,7 +52,7 @@ class Appended:
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether the offsets have no gap: no other writer's records lie between the first and the last record."""
+        """Whether the offsets are consecutive: no other writer's record is between the first and the last record."""
         return self.next_offset - self.first == self.count
 
 
@@ -64,11 +64,13 @@ def open_appender(
     is_topic: bool = False,
     recovery: Progress | None = None,
 ) -> Appender:
-    """Return an appender of lines or, with `envelopes`, of JSON envelopes to the partition or topic `name`.
+    """Return an object that appends to the partition or, if `is_topic` is true, to the topic `name`.
 
-    For a topic, only the `count` of `appended` has a meaning: the records get offsets in several logs. Without a
-    mount, a store is opened with `recovery` as its `progress`. Waits up to a second while another process holds the
-    directories. Raises `StoreLocked`, which names that process, `UnknownPartition`, and the errors of `Store`.
+    It appends lines as values or, if `envelopes` is true, lines that are JSON objects for whole records (envelopes).
+    For a topic, only the `count` of its `appended` has a meaning, because the records get offsets in several logs. If
+    the log directories are not mounted, their store is opened with `recovery` as its `progress`. If another process
+    holds them, waits up to a second, and then raises `StoreLocked`, which names the process. Also raises
+    `UnknownPartition`, and the errors of `Store`.
     """
 
     def directly(paths: Sequence[Path]) -> Appender:
@@ -96,7 +98,7 @@ def _framer(store: Store, name: str, envelopes: bool, is_topic: bool) -> LineFra
 
 
 class DirectAppender:
-    """A context manager that appends lines or envelopes to a partition or topic, and then closes its store."""
+    """Appends lines to a partition or topic of a store. A context manager, which closes the store at the end."""
 
     def __init__(self, store: Store, framer: LineFramer) -> None:
         self.appended = Appended()
@@ -111,7 +113,10 @@ class DirectAppender:
         self._store.__exit__(*error)
 
     def write(self, data: bytes) -> None:
-        """Append complete lines; an unfinished one waits for the next call. Raises the error of a refused line."""
+        """Append the complete lines in `data`, and keep an unfinished last line for the next call.
+
+        Raises the error for which a line is refused.
+        """
         rest = data
         while rest:
             done = self._framer.write(rest)
@@ -123,7 +128,7 @@ class DirectAppender:
             partition.flush_if_due()
 
     def finish(self) -> None:
-        """Append the unfinished line, if there is one. Raises the error with which it is refused."""
+        """Append the unfinished last line, if there is one. Raises the error for which the line is refused."""
         done = self._framer.finish()
         if done.refused is not None:
             raise done.refused
@@ -133,13 +138,13 @@ class DirectAppender:
         self.appended.add(done.last_offset, done.last_offset + 1 - done.first_offset)
 
     def flush(self) -> None:
-        """Return when all records are durable."""
+        """Make all appended records durable."""
         for partition in self._framer.partitions:
             partition.flush()
 
 
 class MountedAppender:
-    """Appends as `DirectAppender` does, but through the `append` or `append.jsonl` file of a mount."""
+    """Appends lines by writes to the file `append` or `append.jsonl` of a mount, with `DirectAppender`'s methods."""
 
     def __init__(self, mounted: Path, name: str, is_topic: bool) -> None:
         self.appended = Appended()
@@ -164,7 +169,7 @@ class MountedAppender:
 
     def __exit__(self, *_: object) -> None:
         with suppress(OSError):
-            # The close fails if the mount has ended. `flush` has already reported whether the records are durable.
+            # Ignore the error of a mount that has ended: `flush` has reported whether the records are durable.
             os.close(self._fd)
 
     def write(self, data: bytes) -> None:
@@ -188,7 +193,8 @@ class MountedAppender:
         return int(os.getxattr(self._fd, _LAST_OFFSET))
 
     def finish(self) -> None:
-        # Without this newline, the mount appends the line only at the close, when its offset can no longer be read.
+        # Add the missing newline now. Otherwise the mount appends the line when the file is closed, and then the
+        # line's offset can no longer be read.
         if self._is_unfinished:
             self.write(_NEWLINE)
 
@@ -199,7 +205,10 @@ class MountedAppender:
             raise self._reason(error) from None
 
     def _reason(self, error: OSError) -> LogfsError | OSError:
-        """Return a `LogfsError` with the reason that `.logfs/errors` has, or `error` with the path if it has none."""
+        """Return a `LogfsError` with the reason for `error` in the mount's file `.logfs/errors`.
+
+        If the file has no reason for it, return `error` with the path of the file that was written to.
+        """
         try:
             lines = (self._mounted / _ERRORS).read_text().split("\n")
         except (OSError, UnicodeError):

@@ -1,9 +1,9 @@
-"""Access to a store that another process may hold: through its mount or, without a mount, by opening the store.
+"""Executes requests in a store: through its mount or, if the store is not mounted, by opening it.
 
 A mount writes a file with its mountpoint into each of its log directories. A request is a line of JSON, which is
-written to `.logfs/admin` below the mountpoint; the answer is read from the same descriptor. If the mount ends before
-it answers, the request is sent again, provided that a second execution would change nothing. A mount that does not
-answer, because it is stopped or waits for its disk, makes the caller wait without limit.
+written to `.logfs/admin` below the mountpoint; the answer is read from the same file descriptor. If the mount ends
+before it answers, the request is sent again, provided that a second execution would change nothing. There is no
+timeout: if the mount is stopped or waits for its disk, the caller waits, too.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _Answer = TypeVar("_Answer")
 
 _READ_BYTES = 1 << 20
 _WRITE_BYTES = 64 * 1024
-# The limits of the pause between two reads of an answer that is not complete yet. Between the limits, it is a tenth
-# of the time since the request, so that it delays the answer by little.
+# The limits of the pause between two attempts to read an answer. Between these limits, the pause is a tenth of the
+# time since the request, so that it delays the caller by at most about 10 %.
 _SHORTEST_PAUSE_SECONDS = 0.002
 _LONGEST_PAUSE_SECONDS = 0.1
-# The longest pause before a request is sent again.
+# The longest pause before `call_with_retries` tries again.
 _LONGEST_WAIT_SECONDS = 1.0
 NO_MOUNT = frozenset(
     {
@@ -56,7 +56,7 @@ NO_MOUNT = frozenset(
 
 
 class NoAnswer(Exception):
-    """The mount ended before it answered. The request can be sent again."""
+    """The mount ended before it answered. The caller may send the request again."""
 
 
 def find_mount(log_dir: Path) -> Path | None:
@@ -82,10 +82,11 @@ def call_with_retries(
     through: Callable[[Path], _Answer],
     seconds: float,
 ) -> _Answer:
-    """Call `through` with the mountpoint of the mount that holds the directories, or `directly` if there is none.
+    """Call `through` with the mountpoint if the directories are mounted, otherwise call `directly` with their paths.
 
-    Tries again, for up to `seconds`, while another process holds the directories or a mount is ending, and a few
-    times after `CommitPending`. Then raises `StoreLocked` or `CommitPending`. Other errors are raised at once.
+    While another process holds the directories, or the mount is ending, tries again for up to `seconds`, and then
+    raises `StoreLocked`. After `CommitPending`, tries again a few times, and then raises it. Other errors are raised
+    at once.
     """
     paths = paths_of(log_dirs)
     end = time.monotonic() + seconds
@@ -95,7 +96,8 @@ def call_with_retries(
             mounted = find_mount(paths[0])
             return directly(paths) if mounted is None else through(mounted)
         except (StoreLocked, NoAnswer, CommitPending) as error:
-            # Only a few retries after `CommitPending`: each tries to finish that commit, and most likely fails again.
+            # Give up sooner after `CommitPending`: each attempt tries to complete the commit, and probably fails
+            # again.
             if time.monotonic() + pause > end or (isinstance(error, CommitPending) and pause > 0.1):
                 if isinstance(error, NoAnswer):
                     raise StoreLocked(f"{paths[0]}: its mount is ending: {error}; retry") from None
@@ -112,12 +114,13 @@ def call(
     recovery: Progress | None = None,
     seconds: float = 1.0,
 ) -> Answer:
-    """Execute a request in the mount that holds the log directories or, without one, in a store opened for it.
+    """Execute a request: in the mount that holds the log directories or, without a mount, in a store opened for it.
 
-    `report` is called with the bytes done so far and the total; the request ends if `report` raises an error.
-    A store that is opened gets `recovery` as its `progress`. Waits up to `seconds` while another process holds the
-    directories. If the mount ends before it answers, a repeatable request is sent again, and any other one raises
-    `RequestInterrupted`. Raises `StoreLocked`, which names the process, and the errors of the request and of `Store`.
+    `report` is called with (bytes done, total bytes); the request ends if `report` raises an error. If a store is
+    opened, it gets `recovery` as its `progress`. If another process holds the directories, waits up to `seconds`, and
+    then raises `StoreLocked`, which names the process. If the mount ends before it answers, a repeatable request is
+    sent again; for any other request, `RequestInterrupted` is raised. Also raises the errors of the request and of
+    `Store`.
     """
 
     def directly(paths: Sequence[Path]) -> Answer:
@@ -136,13 +139,13 @@ def call(
 
 
 def ask(mounted: Path, request: Request, report: Report = lambda done, total: None) -> Answer:
-    """Have a mount execute a request, and return the answer.
+    """Send a request to the mount at the mountpoint `mounted`, and return the answer.
 
-    Raises the errors of the request, `RequestInterrupted` if the mount ends during it, `NoAnswer` if the mount has
-    ended before, and `NotWritable` if the caller may not send requests.
+    Raises the errors of the request, `RequestInterrupted` if the mount ends during the request, `NoAnswer` if the
+    mount has ended before, and `NotWritable` if this user may not send requests.
     """
     line = format_request(request)
-    # Check the line here, for a clear error: a mount that refuses it returns only an errno.
+    # Check the request before it is sent, for a clear error: a mount that refuses it returns only an errno.
     parse_request(line)
     try:
         fd = os.open(mounted / ".logfs/admin", os.O_RDWR | os.O_CLOEXEC)
@@ -167,7 +170,7 @@ def ask(mounted: Path, request: Request, report: Report = lambda done, total: No
         ) from None
     finally:
         with suppress(OSError):
-            # The close fails if the mount has ended meanwhile, but the answer is already here.
+            # Ignore the error of a mount that has ended meanwhile: the answer has been read.
             os.close(fd)
     if "error" in told:
         raise_described(told)
@@ -176,7 +179,10 @@ def ask(mounted: Path, request: Request, report: Report = lambda done, total: No
 
 
 def _answer(fd: int, report: Report) -> dict[str, Any]:
-    """Wait for the answer or the error, and return its JSON object. `report` gets the progress sent before it."""
+    """Wait until the mount sends an answer or an error, and return its JSON object.
+
+    Progress that the mount sends before is passed to `report`.
+    """
     read, rest, began = 0, b"", time.monotonic()
     while True:
         data = os.pread(fd, _READ_BYTES, read)

@@ -1,7 +1,8 @@
-"""Commits staged files and creates partitions from a process that does not have the store open.
+"""Functions that commit staged files or create partitions from a process that has not opened the store.
 
-The functions use the mount that holds the log directories or, without a mount, open a store. While another process,
-such as a broker, holds the directories, they wait for a limited time, and then raise `StoreLocked`.
+Each function uses the mount of the log directories or, if they are not mounted, opens a `Store` for the call. While
+another process, such as a broker, holds the directories, a function waits for a limited time, and then raises
+`StoreLocked`.
 """
 
 from __future__ import annotations
@@ -33,9 +34,10 @@ def commit(
     *,
     seconds: float = 60.0,
 ) -> Committed:
-    """Commit files that were staged in log directories, as `Store.commit` does, through a mount or directly.
+    """Append the batches of staged files to their partitions, all or none (see `Store.commit`).
 
-    Waits up to `seconds` while another process holds them. Raises the errors of `Store` and of `Store.commit`.
+    Waits up to `seconds` while another process holds the log directories. Raises the errors of `Store` and of
+    `Store.commit`.
     """
     answer = _call(log_dirs, Commit(writer, sequence, tuple(staged)), seconds)
     offsets = {name: (first, end) for name, (first, end) in answer["offsets"].items()}
@@ -43,7 +45,7 @@ def commit(
 
 
 def discard(log_dirs: LogDirs, staged: Sequence[StagedFile]) -> None:
-    """Remove staged files that will not be committed; the files of a decided commit are kept.
+    """Remove staged files that will not be committed. Files of a commit that is already decided are kept.
 
     Waits up to five seconds while another process holds the log directories. Raises the errors of `Store`.
     """
@@ -52,16 +54,17 @@ def discard(log_dirs: LogDirs, staged: Sequence[StagedFile]) -> None:
 
 
 def _call(log_dirs: LogDirs, request: Request, seconds: float) -> Answer:
-    # An empty directory, such as a mountpoint without its disk, must not become a log directory.
+    # An empty directory, such as a mountpoint on which no disk is mounted, must not become a log directory.
     check_log_dirs(paths_of(log_dirs))
     return client.call(log_dirs, request, seconds=seconds)
 
 
 def create(log_dirs: LogDirs, partitions: Sequence[str], *, seconds: float = 60.0) -> None:
-    """Create the partitions that do not exist yet, through a mount or directly.
+    """Create those of `partitions` that do not exist yet.
 
-    A log directory may be empty, but must exist. Waits up to `seconds` while another process holds it. Raises
-    `InvalidName`, and the errors of `Store` and of `Store.create`; through a mount, the latter become an `OSError`.
+    Each log directory must exist, but may be empty. Waits up to `seconds` while another process holds the
+    directories. Raises `InvalidName`, and the errors of `Store` and of `Store.create`. If the directories are
+    mounted, an error of `Store.create` becomes an `OSError`.
     """
     for name in partitions:
         names.parse_directory(name)

@@ -1,7 +1,7 @@
-"""Administrative requests: what each does to an open store, and the lines of JSON for requests and errors.
+"""Administrative requests: what each one does to an open store, and how requests and errors are written as JSON.
 
-A request does the same wherever it is executed: in a mount that holds the store, or in a store opened for it. The
-fields of a request, and the values of its answer, are strings, numbers, booleans, lists and objects of JSON.
+A request is executed either by the mount that holds the store, or in a store that is opened for the request; it does
+the same in both. The fields of a request and of its answer have JSON values.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ if TYPE_CHECKING:
     from logfs.store.store import Store
 
     Answer = dict[str, Any]
-    # Called with the bytes done so far, and the total.
+    # A progress callback, called with the bytes processed so far and the total number of bytes.
     Report = Callable[[int, int], None]
 
 logger = logging.getLogger(__name__)
 
-# The kinds of requests by their names in a line of JSON.
+# The subclasses of `Request`, by the `operation` that names them in JSON.
 _KINDS: dict[str, type[Request]] = {}
 
 
 @dataclass(frozen=True)
 class Request:
-    """A request to a store. Each subclass with an `operation` is one kind; JSON names the kind by `operation`."""
+    """A request to a store. A kind of request is a subclass with an `operation`, the name of the kind in JSON."""
 
     operation: ClassVar[str]
     # Whether the request may be sent again if no answer comes, because a second execution changes nothing.
@@ -57,11 +57,14 @@ class Request:
             _KINDS[operation] = cls
 
     def loads(self) -> Only | None:
-        """Return which partitions are loaded in a store that is opened for the request: None for all, "" for none."""
+        """Return the argument `only` for a store that is opened for the request.
+
+        The argument selects the partitions to load: None stands for all, "" for none.
+        """
         return None
 
     def grows(self) -> Collection[str]:
-        """Return the non-internal partitions to which the request appends, at once or when its commit is finished."""
+        """Return the partitions to which the request appends, at once or later; internal topics are left out."""
         return ()
 
     def run(self, store: Store, report: Report) -> Answer:
@@ -71,7 +74,7 @@ class Request:
 
 @dataclass(frozen=True)
 class PartitionRequest(Request):
-    """A request about one partition, the only one that has to be loaded."""
+    """A request about one partition. No other partition has to be loaded."""
 
     partition: str
 
@@ -81,14 +84,14 @@ class PartitionRequest(Request):
 
 @dataclass(frozen=True)
 class Create(PartitionRequest, operation="create"):
-    """Create a partition, after setting `settings` of its topic; the answer has its `directory`."""
+    """Change the `settings` of a topic, then create a partition of it. The answer has the partition's `directory`."""
 
     settings: dict[str, str] = field(default_factory=dict)
 
     def run(self, store: Store, report: Report) -> Answer:
         topic = names.parse_directory(self.partition).topic
         if self.partition in store.registry.homes:
-            # Check this before any setting changes: the settings apply to the whole topic.
+            # Check this before any setting is changed, because the settings apply to the whole topic.
             raise PartitionExists(f"{self.partition}: the partition exists")
         store.settings.change_topic(topic, self.settings)
         return {"directory": str(store.create(self.partition).directory)}
@@ -96,7 +99,7 @@ class Create(PartitionRequest, operation="create"):
 
 @dataclass(frozen=True)
 class CreateTopic(Request, operation="create-topic"):
-    """Create the missing partitions of a topic among 0 to `partitions` - 1, after setting its `settings`.
+    """Change the `settings` of a topic, then create those of its partitions 0 to `partitions` - 1 that do not exist.
 
     The answer has the `directories` of the partitions that were created.
     """
@@ -117,8 +120,9 @@ class CreateTopic(Request, operation="create-topic"):
 class Delete(Request, operation="delete"):
     """Delete a partition or all partitions of a topic.
 
-    The answer has their former `directories`, and in `until_ms` until when each can be brought back (null if it
-    cannot). The store loads all of its partitions, because committed offsets must be removed.
+    The answer has the former `directories` of the deleted partitions. Its `until_ms` has, for each of them, the time
+    (ms since the epoch) until which it can be restored, or null if it cannot. All partitions of the store are loaded,
+    because the committed offsets for the deleted ones must be removed.
     """
 
     partition: str
@@ -133,7 +137,7 @@ class Delete(Request, operation="delete"):
 
 @dataclass(frozen=True)
 class Undelete(Request, operation="undelete"):
-    """Bring a deleted partition, or the partitions of a deleted topic, back; the answer has their `directories`."""
+    """Restore a deleted partition, or the partitions of a deleted topic. The answer has their `directories`."""
 
     partition: str
 
@@ -144,13 +148,16 @@ class Undelete(Request, operation="undelete"):
 
 @dataclass(frozen=True)
 class DeleteRecords(PartitionRequest, operation="delete_records"):
-    """Make the records below an offset unreadable, then drop segments; the answer has the new `log_start_offset`."""
+    """Advance the log start to the offset `before`, then delete expired segments (Kafka's DeleteRecords).
+
+    The answer has the new `log_start_offset`.
+    """
 
     before: int
 
     def run(self, store: Store, report: Report) -> Answer:
         store.delete_records(self.partition, self.before)
-        # Retention drops the segments below the offset, and also those beyond `retention.ms` or `retention.bytes`.
+        # This deletes the segments below the offset, and also those beyond `retention.ms` or `retention.bytes`.
         store.retain([self.partition])
         return {"log_start_offset": store[self.partition].log_start_offset}
 
@@ -184,9 +191,10 @@ class Move(PartitionRequest, operation="move"):
 
 @dataclass(frozen=True)
 class Retain(Request, operation="retain"):
-    """Drop the segments eligible for deletion in some of the store's log directories.
+    """Delete the segments that are eligible for deletion in `log_dirs`, which are log directories of the store.
 
-    The answer has the plan of each partition (`retention_plans`), and whether a log directory has `failed`.
+    The answer has the `retention_plans` in `partitions`, made before the deletion. Its `failed` tells whether a log
+    directory has failed.
     """
 
     log_dirs: list[str]
@@ -200,12 +208,17 @@ class Retain(Request, operation="retain"):
 
 @dataclass(frozen=True)
 class Tier(Request, operation="tier"):
-    """Copy the due segments of tiered partitions into the object store, and then do retention of these partitions.
+    """Copy segments of tiered partitions into the object store, then apply retention to these partitions.
 
     Without `partitions`, all tiered partitions in `log_dirs` are copied. With `take_over`, the store first becomes
-    the owner of the bucket, in place of another store. The answer has, for each of `partitions`, how many `segments`
-    and `bytes` were copied and why the next segment `stays`; how many segments retention has `dropped`, and how many
-    were `deleted` in the object store; why partitions are `offline`; and whether a log directory has `failed`.
+    the owner of the bucket, in place of another store. The answer has these fields:
+
+    - `partitions`: for each partition the number of `segments` and `bytes` that were copied, and in `stays` why the
+      next segment was not copied;
+    - `dropped`: the number of segments that retention deleted from the logs;
+    - `deleted`: the number of segments that were deleted in the object store by this retention;
+    - `offline`: the error of each offline partition;
+    - `failed`: whether a log directory has failed.
     """
 
     log_dirs: list[str]
@@ -220,7 +233,7 @@ class Tier(Request, operation="tier"):
             store.tiered.owner.take_over()
         if chosen:
             store.tiered.owner.claim()
-        # Each byte is sent once, and read back once.
+        # Each byte counts twice: it is sent to the object store, and then read back.
         spend = _adding(report, 2 * sum(plan.size_bytes for plan in plans.values()))
         copied = []
         for name, plan in plans.items():
@@ -239,7 +252,10 @@ class Tier(Request, operation="tier"):
 
 @dataclass(frozen=True)
 class Configure(Request, operation="configure"):
-    """Change settings of a topic or, if `topic` is empty, of the store, all or none; "" removes an override."""
+    """Change settings of a topic or, if `topic` is empty, of the broker level: all of them or none.
+
+    The value "" removes the setting, so that its default applies.
+    """
 
     settings: dict[str, str]
     topic: str = ""
@@ -275,10 +291,11 @@ class Promote(Request, operation="promote"):
 
 @dataclass(frozen=True)
 class CommitOffsets(Request, operation="commit_offsets"):
-    """Commit an offset of a group for each of several partitions, all or none; the answer has the `offsets`.
+    """Commit offsets of a consumer group for several partitions, all or none. The answer has the `offsets`.
 
-    `offsets` maps the name of a partition, or of a topic for all of its partitions, to a number, or to words that
-    `resolve_offset` accepts. With `skips_missing` all names are those of partitions, and missing ones are left out.
+    `offsets` maps the name of a partition, or of a topic for all of its partitions, to a text that `resolve_offset`
+    accepts, such as a number. With `skips_missing`, each name is that of a partition, and partitions that do not
+    exist are skipped.
     """
 
     group: str
@@ -320,9 +337,9 @@ class ForgetOffset(Request, operation="forget_offset"):
 
 @dataclass(frozen=True)
 class Commit(Request, operation="commit"):
-    """Append staged files to their partitions, all or none (`Commits.commit`).
+    """Append the batches of staged files to their partitions, all or none (`Commits.commit`).
 
-    The answer has `already` and `offsets`, as `Committed`: for each partition, [first offset, offset after the last].
+    The answer has the fields of `Committed`. Its `offsets` has [first offset, offset after the last] by partition.
     """
 
     is_repeatable = True
@@ -378,7 +395,7 @@ def describe_error(error: Exception) -> dict[str, Any]:
 def raise_described(told: dict[str, Any]) -> NoReturn:
     """Raise the error that an object from `describe_error` describes.
 
-    An error whose class is not in `logfs.errors` becomes an `OSError`, with EIO if it had no errno.
+    An error whose class is not in `logfs.errors` becomes an `OSError`, with the errno EIO if the object has none.
     """
     kind = getattr(errors, told["error"], None)
     if isinstance(kind, type) and issubclass(kind, LogfsError):
@@ -406,7 +423,10 @@ def parse_request(line: bytes | bytearray) -> Request:
 
 
 def _checked(kind: str, value: Any) -> Any:
-    """Return the JSON value of a field as the annotated type `kind`. Raises `TypeError` or `ValueError`."""
+    """Return the JSON value of a field, converted to the field's type, which `kind` names.
+
+    Raises `TypeError` or `ValueError` if the value does not have that type.
+    """
     if kind in ("list[str]", "tuple[StagedFile, ...]") and not isinstance(value, list):
         raise TypeError(f"{value!r} is not a list")
     if kind == "list[str]":
@@ -419,7 +439,7 @@ def _checked(kind: str, value: Any) -> Any:
 
 
 def _adding(report: Report, total: int) -> Callable[[int], None]:
-    """Return a function that takes the bytes done since its last call, and reports the sum so far and `total`."""
+    """Return a function to call with each number of processed bytes. It calls `report` with their sum and `total`."""
     done = 0
 
     def spend(size: int) -> None:
@@ -431,7 +451,7 @@ def _adding(report: Report, total: int) -> Callable[[int], None]:
 
 
 def check_topic(store: Store, topic: str) -> None:
-    """Raise `UnknownPartition` for a topic that has neither partitions nor its own settings."""
+    """Raise `UnknownPartition` if a topic has no partitions, and none of its settings was changed."""
     if not store.registry.partitions_of(topic) and not store.settings.topic_overrides(topic):
         where = ", ".join(str(log_dir.path) for log_dir in store.log_dirs)
         raise UnknownPartition(
@@ -440,7 +460,7 @@ def check_topic(store: Store, topic: str) -> None:
 
 
 def _partitions_in(store: Store, log_dirs: Sequence[str]) -> list[str]:
-    """Return the partitions in `log_dirs`, because a mount may have more log directories than the caller names."""
+    """Return the partitions of the store that are in `log_dirs`. The store may have other log directories, too."""
     wanted = set(map(os.path.realpath, log_dirs))
     return [name for name in store if os.path.realpath(store.registry.home(name)) in wanted]
 
@@ -451,10 +471,11 @@ def tiered_partitions(store: Store, chosen: Iterable[str]) -> list[str]:
 
 
 def retention_plans(store: Store, chosen: Iterable[str]) -> list[dict[str, Any]]:
-    """Return what retention would do to each of some partitions now.
+    """Return what retention would do now to each of the partitions `chosen`, as values for JSON.
 
-    `expired` lists the segments to drop, `released` those to drop only from the local disk, each as [file, base
-    offset, next offset, bytes, reason]. `oldest` is the file of the oldest remaining segment, `stays` why it stays.
+    `expired` lists the segments to delete, `released` those to delete only from the local disk, each as [name of the
+    .log file, base offset, next offset, bytes, reason]. `oldest` is the .log file of the oldest segment that remains,
+    and `stays` says why this segment remains; both are "" if no segment remains.
     """
     plans = []
     for name in chosen:

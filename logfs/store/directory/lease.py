@@ -1,8 +1,8 @@
-"""Leases: one process works on a partition while another process holds the lock of its log directory.
+"""Leases: one process works on a partition while another process holds the lock of the log directory.
 
-The holder of the lock passes the known state of the partition on as a `Lease`, which can be pickled. The process that
-gets the lease opens it as a `Store`, which contains that partition alone. The new checkpoint entries of the partition
-go back to the holder, because only the holder writes the files of the log directory itself.
+The holder of the lock makes a `Lease`, which has the checkpoint entries of the partition and can be pickled. The
+process that gets the lease opens it as a `Store`, which contains only that partition. It returns the partition's new
+checkpoint entries to the holder, because only the holder writes the checkpoints and markers of the log directory.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ if TYPE_CHECKING:
 class Lease:
     """A permission to work on one partition of a log directory that another process has locked.
 
-    `Store` accepts it in place of the directory. `clean` tells whether the directory was shut down cleanly,
-    `is_brokers` whether a broker also uses it. `recovery_point`, `log_start` and `cleaner_offset` are the partition's
-    entries in the checkpoints, or None. If the checkpoint of cleaner offsets is unreadable, offsets may be missing in
-    the log: `cleaner_offset` is then 0, or None in a broker's directory, because `is_brokers` already implies this.
+    `Store` accepts a lease in place of a path. `clean` tells whether the log directory was shut down cleanly,
+    `is_brokers` whether a broker also uses the directory. `recovery_point`, `log_start` and `cleaner_offset` are the
+    partition's entries in the checkpoints, None for a missing entry. If the checkpoint of cleaner offsets is damaged,
+    compaction may have removed offsets from the log; a missing `cleaner_offset` is then 0, so that the log may have
+    gaps. A broker's directory does not need this, because gaps are always permitted there.
     """
 
     log_dir: str
@@ -41,8 +42,8 @@ class Lease:
 
     @classmethod
     def of(cls, log_dir: LogDir, partition: TopicPartition) -> Lease:
-        """Make a lease of a partition from its entries in the checkpoints of a log directory that is open here."""
-        # A cleaner offset of 0 says that offsets may be missing in the log. With `is_brokers` they always may be.
+        """Return a lease of a partition, with its entries in the checkpoints of `log_dir`, which must be open."""
+        # The cleaner offset 0 means that offsets may be missing from the log. `is_brokers` means that, too.
         cleaned = 0 if log_dir.may_have_gaps(partition) and not log_dir.is_brokers else None
         return cls(
             str(log_dir.path),
@@ -61,9 +62,9 @@ class Lease:
 class LeasedLogDir(LogDir):
     """A log directory that another process has locked, opened for work on one leased partition.
 
-    Checkpoints and markers of the directory are not written: `returned` has the partition's new entries instead.
-    Processes that have the same lease, such as two attempts of a task, take turns. A process that ended during its
-    turn may have left the partition as a crash does, so the next process recovers the partition.
+    This object does not write the checkpoints and markers of the directory: `returned` has the partition's new
+    entries. Processes with the same lease, such as two attempts of a Spark task, work one after the other (`Turn`).
+    If a process ends without releasing its turn, the next process recovers the partition, as after a crash.
     """
 
     def __init__(self, disk: Disk, lease: Lease, failed: Callable[[LogDir], object]) -> None:
@@ -72,9 +73,9 @@ class LeasedLogDir(LogDir):
         self._closed_cleanly = False
 
     def open(self) -> None:
-        """Wait until no other process works on the leased partition, then begin the turn. Raises `OSError`.
+        """Wait until no other process works on the leased partition, then take the turn. Raises `OSError`.
 
-        The attributes of this directory, such as its recovery points, are set from the lease.
+        The attributes of this object, such as `recovery_points`, are set from the lease.
         """
         lease = self.lease
         self.found = self.disk.stat(self.path)
@@ -90,7 +91,10 @@ class LeasedLogDir(LogDir):
                 known[lease.partition] = value
 
     def returned(self) -> Lease:
-        """Return the lease with the partition's new entries; `clean` tells whether the store closed it cleanly."""
+        """Return a copy of the lease with the new checkpoint entries of the partition.
+
+        The `clean` of the copy tells whether the store has closed the partition cleanly.
+        """
         name = self.lease.partition
         return replace(
             self.lease,
@@ -101,7 +105,7 @@ class LeasedLogDir(LogDir):
         )
 
     def _write(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:
-        """Write nothing: only the holder of the lock writes checkpoints. `returned` has the offsets for it."""
+        """Do nothing: only the holder of the lock writes the checkpoints, with the offsets from `returned`."""
 
     def mark_clean(self) -> None:
         """Record for `returned` that the partition was closed cleanly."""

@@ -49,11 +49,15 @@ class Lock:
         self._path = log_dir / FILE_NAME
         with _taking:
             while not self._take(log_dir):
-                # The previous holder has removed the file meanwhile: a lock on it excludes no other process.
+                # The previous holder removed the file after it was opened here. A lock on a removed file excludes
+                # no other process, so try again.
                 pass
 
     def _take(self, log_dir: Path) -> bool:
-        """Lock the `.lock` file; return False if it was removed or replaced meanwhile. Raises `StoreLocked`."""
+        """Lock the `.lock` file. Return False if the file was removed or replaced before it was locked.
+
+        Raises `StoreLocked`.
+        """
         disk = self._disk
         if _identity(disk, self._path) in _held:
             raise StoreLocked(f"{log_dir}: in use by this process; close the other store first")
@@ -84,11 +88,11 @@ class Lock:
             if self.is_in_place():
                 self._disk.unlink(self._path)
         except OSError as error:
-            # The directory has failed. Closing the descriptor releases the lock all the same.
+            # Closing the descriptor below releases the lock, even if the file remains.
             logger.warning("%s: the lock file could not be removed: %s", self._path, error)
         finally:
-            # `_taking` is held because, if the file was not removed, another thread could lock it now, and the close
-            # would release that lock, too.
+            # Hold `_taking`: if the file was not removed, another thread of this process could lock it before the
+            # close, which would release that lock, too.
             with _taking:
                 _held.pop(self.identity, None)
                 self._file.close()
@@ -98,18 +102,19 @@ class Lock:
         return _identity(self._disk, self._path) == self.identity
 
 
-# The locks that this process holds, by device and inode of the file. Record locks belong to a process: the kernel
-# would grant this process a second lock on the file, and releases both when any descriptor of the file is closed.
+# The locks that this process holds, by device and inode of the file. A POSIX record lock belongs to a process: the
+# kernel would grant this process a second lock on the same file, and would release both locks as soon as the process
+# closes any descriptor of the file.
 _held: WeakValueDictionary[tuple[int, int], Lock] = WeakValueDictionary()
 # The locks and turns that this process holds until it ends (see `keep`).
 _kept: list[Lock | Turn] = []
-# Held from the check of `_held` until the new lock is in it: two threads of this process must not both get the lock.
-# Also held while `holder` has the file open, because its close would release a lock that was taken meanwhile.
+# Held from the check of `_held` until the new lock is in `_held`, so that only one thread of this process gets the
+# lock. Also held while `holder` has the file open: closing the file would release a lock that was taken meanwhile.
 _taking = make_lock(Level.DESCRIPTORS)
 
 
 def _after_fork() -> None:
-    """Replace the lock `_taking` in a forked child, where the parent's thread that may hold it does not exist."""
+    """Replace `_taking` in a forked child: a thread that held it in the parent does not exist in the child."""
     global _taking
     _taking = make_lock(Level.DESCRIPTORS)
 
@@ -118,13 +123,13 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class Turn:
-    """The turn of this process to work on a partition; other processes wait until the turn ends.
+    """The exclusive right of this process to work on a leased partition; other processes wait for its release.
 
-    `was_left_behind` is true if the process with the previous turn ended without `release`, as when it is killed.
+    `was_left_behind` is true if the previous process ended without `release`, for example because it was killed.
     """
 
     def __init__(self, disk: Disk, directory: Path) -> None:
-        """Wait until no other process has the turn for the partition in `directory`, then begin the turn."""
+        """Wait until no other process has the turn for the partition in `directory`, then take the turn."""
         self._disk = disk
         self._path = directory / TURN_NAME
         while True:
@@ -133,7 +138,7 @@ class Turn:
             found = disk.stat_file(self._file)
             if _identity(disk, self._path) == (found.device, found.identity):
                 break
-            # The process that had the turn has removed the locked file: lock the new file.
+            # The process that had the turn has removed the file that is locked now: open and lock a new file.
             self._file.close()
         self.was_left_behind = found.size_bytes > 0
         disk.write(self._file, 0, b"%d\n" % os.getpid())
@@ -145,7 +150,7 @@ class Turn:
 
 
 def keep(held: Lock | Turn) -> None:
-    """Hold a lock or a turn until the process ends, because a thread may still write to the log directory."""
+    """Keep a lock or a turn until the process ends, because a thread may still write to the log directory."""
     _kept.append(held)
 
 
@@ -169,10 +174,10 @@ def holder(disk: Disk, log_dir: Path) -> int | None:
 
 
 def mountpoint(disk: Disk, log_dir: Path, pid: int) -> Path | None:
-    """Return the mountpoint of a log directory whose lock the process `pid` holds, or None if it is not mounted.
+    """Return the recorded mountpoint of a log directory whose lock the process `pid` holds, or None.
 
-    A mountpoint that another process recorded, such as a mount that was killed, is ignored. If `pid` is 0 (a process
-    in another pid namespace), the recorded mountpoint is returned without a comparison of pids.
+    The result is None if no mountpoint is recorded, or if another process recorded it, such as a mount that was
+    killed. If `pid` is 0 (a process in another pid namespace), any recorded mountpoint is returned.
     """
     try:
         told = json.loads(disk.read_file(log_dir / MOUNT_FILE))

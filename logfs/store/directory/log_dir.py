@@ -27,7 +27,7 @@ RECOVERY_POINTS = "recovery-point-offset-checkpoint"
 LOG_STARTS = "log-start-offset-checkpoint"
 HIGH_WATERMARKS = "replication-offset-checkpoint"
 CLEANER_OFFSETS = "cleaner-offset-checkpoint"
-# How long `close` waits for threads that are still writing. One system call takes less, even on a busy disk.
+# How long `close` waits for threads that are still writing: longer than any one write takes, even on a busy disk.
 PATIENCE_SECONDS = 10.0
 
 CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
@@ -37,10 +37,11 @@ STORE_DIRS = "logfs.dirs"
 
 
 class StoreDirs(NamedTuple):
-    """The entries in a log directory's file `logfs.dirs`: its own path, and the paths of all log directories.
+    """What a log directory's file `logfs.dirs` says: the directory's path, and the paths of all log directories.
 
-    The paths are without symlinks. `here` is the directory's path when the file was written. `all` includes its
-    present path. If the file is missing or is a copy, `here` is the present path, and `all` has no other path.
+    Symlinks in the paths are resolved. `here` is the directory's path when the file was written. `all` always
+    includes the directory's present path. If the file is missing, or is a copy, `here` and `all` have only the
+    present path.
     """
 
     here: Path
@@ -61,9 +62,9 @@ def store_dirs(disk: Disk, path: Path) -> StoreDirs:
 
 
 def whole_store(log_dirs: Iterable[tuple[Disk, Path]]) -> frozenset[Path]:
-    """Return the paths (without symlinks) of all log directories of the store that `log_dirs` belong to.
+    """Return the paths (symlinks resolved) of all log directories of the store that `log_dirs` belong to.
 
-    A file `logfs.dirs` that cannot be read is ignored. For a renamed log directory, its former path is left out.
+    A file `logfs.dirs` that cannot be read is ignored. The former path of a renamed log directory is left out.
     """
     told = {}
     for disk, path in log_dirs:
@@ -75,15 +76,15 @@ def whole_store(log_dirs: Iterable[tuple[Disk, Path]]) -> frozenset[Path]:
 
 
 class FirstError:
-    """A collector of errors: do the work on each directory or partition in `with errors:`, then call `throw`.
+    """A collector of the errors of several pieces of work. Do each piece in `with errors:`, then call `throw`.
 
-    It catches each `LogfsError` and `OSError`, and keeps the first in `error`. The next error replaces a kept
-    `LogDirFailed`, which concerns only one directory.
+    The context manager suppresses each `LogfsError` and `OSError`, and keeps the first one in `error`. If the kept
+    error is a `LogDirFailed`, which concerns only one log directory, the next error replaces it.
     """
 
     def __init__(self) -> None:
         self.error: BaseException | None = None
-        # Whether all errors came from failed log directories. Work in the other directories can then go on.
+        # Whether every error is a `LogDirFailed`, so that work in the other log directories can go on.
         self.only_of_log_dirs = True
 
     def __enter__(self) -> None:
@@ -106,8 +107,8 @@ class FirstError:
 class LogDir:
     """A directory of partition directories, locked for this process unless the disk is read-only.
 
-    `clean` is true if the last process that had the directory shut it down cleanly. The clean-shutdown marker is
-    removed when the directory is opened for writing, so that a crash from then on counts as unclean.
+    `clean` is true if the last process that wrote to the directory shut it down cleanly. When the directory is
+    opened for writing, its clean-shutdown marker is removed, so that the directory counts as unclean after a crash.
     """
 
     def __init__(
@@ -119,10 +120,10 @@ class LogDir:
         """
         self.path = path
         self.disk = CheckedDisk(disk, path, lambda: failed(self))
-        # The directory's attributes when it was opened; its mode and owner become those of the mount.
+        # The result of `stat` for the directory when it was opened; a mount of it shows this mode and owner.
         self.found: Status | None = None
         self.live = self.clean = self.is_brokers = False
-        # Whether the names of its partitions have been read.
+        # Whether the names of the partitions in the directory have been read.
         self.is_known = False
         self.recovery_points: dict[TopicPartition, int] = {}
         self.log_starts: dict[TopicPartition, int] = {}
@@ -131,7 +132,8 @@ class LogDir:
         self._owner = os.getpid()
         self._broker_epoch = checkpoint.UNKNOWN_BROKER_EPOCH
         self._unreadable: set[str] = set()
-        # The directory's mtime (ns) when it was read; None if it was so new that the next change may not alter it.
+        # The directory's mtime (ns) when the directory was read. None if the mtime was so recent that another change
+        # of the directory could leave it the same.
         self._seen: int | None = None
         if disk.writable:
             _written_here.add(self)
@@ -145,22 +147,25 @@ class LogDir:
         # `follow`, because the directory may be given as a symlink.
         self.found, is_settled = disk.stat_settled(path, follow=True)
         self._seen = self.found.mtime_ns if is_settled else None
-        # The lock does not use this `CheckedDisk`, which refuses changes before `close` removes `.lock`.
+        # Give the lock the underlying disk: in `close`, the `CheckedDisk` refuses changes before `.lock` is removed.
         self._lock = Lock(disk.disk, path) if disk.writable else None
         self.live = self._is_live()
         self.clean = disk.exists(path / CLEAN_SHUTDOWN)
-        # A broker keeps topic settings in its metadata log, so settings that are not in files of logfs are unknown.
+        # Whether a broker uses the directory. Its topics may have settings that only the broker's metadata log has.
         self.is_brokers = disk.is_remote or disk.exists(path / META_PROPERTIES)
         self._broker_epoch = self._read_broker_epoch()
         self._read_checkpoints()
 
     def _is_live(self) -> bool:
-        """Whether another process writes to the directory, or to the bucket, while this one only reads."""
+        """Whether another process may write to the directory or the bucket, and this process only reads it."""
         disk = self.disk
         return disk.is_remote or (not disk.writable and holder(disk, self.path) is not None)
 
     def begin(self) -> None:
-        """Remove the clean-shutdown marker if the disk is writable, durably, before any other file changes."""
+        """Remove the clean-shutdown marker durably, if the disk is writable.
+
+        This must be called before any other file in the directory is changed.
+        """
         if self.disk.writable and self.clean:
             self.disk.unlink(self.path / CLEAN_SHUTDOWN)
             self.disk.sync_directory(self.path)
@@ -171,9 +176,10 @@ class LogDir:
         return self.disk.failure
 
     def check_in_place(self) -> None:
-        """Take the directory offline if it or its lock file was unmounted, moved away or replaced since `open`.
+        """Take the directory offline if it, or its lock file, was unmounted, moved away or replaced since `open`.
 
-        Without this check, writes after an unmount would go below the mountpoint. Costs two calls of `stat`.
+        Without this check, writes after an unmount would go to the directory that the mount had covered. The check
+        costs two calls of `stat`.
         """
         if self.failure is not None or not isinstance(self._lock, Lock):
             return
@@ -189,11 +195,11 @@ class LogDir:
             self.disk.fail(error)
 
     def has_changed(self) -> bool:
-        """Read the checkpoints, clean-shutdown marker and lock's holder again if the directory may have changed.
+        """Read the checkpoints, the clean-shutdown marker and the lock again if the directory may have changed.
 
-        Return whether they were read. They are read if the directory's mtime shows that a name in it may have been
-        added, removed or replaced since the last call. Only read-only stores call this. Raises `OSError` if the
-        directory cannot be read.
+        Return whether they were read. They are read unless the directory's mtime shows that no name in it was added,
+        removed or replaced since the last call. Only read-only stores call this. Raises `OSError` if the directory
+        cannot be read.
         """
         found, is_settled = self.disk.stat_settled(self.path, follow=True)
         if found.mtime_ns == self._seen:
@@ -205,11 +211,11 @@ class LogDir:
         return True
 
     def read_log_start(self, name: TopicPartition) -> int:
-        """Read and return the log start offset of a partition in the checkpoint, 0 without one. Raises `OSError`."""
+        """Read the checkpoint, and return a partition's log start offset, 0 without an entry. Raises `OSError`."""
         return self._read(LOG_STARTS).get(name, 0)
 
     def is_unchanged(self) -> bool:
-        """Whether the path is still the same directory, with no name added, removed or replaced since it was read."""
+        """Whether the path still leads to the same directory, and no name in it changed since it was last read."""
         found, before = self.disk.stat(self.path, follow=True), self.found
         assert before is not None, "opened"
         is_same = (found.device, found.identity) == (before.device, before.identity)
@@ -222,9 +228,10 @@ class LogDir:
     def write_offsets(
         self, points: Mapping[TopicPartition, int], starts: Mapping[TopicPartition, int]
     ) -> None:
-        """Replace the checkpoints of recovery points, high watermarks (the same offsets) and log start offsets.
+        """Replace the checkpoints of recovery points, high watermarks and log start offsets.
 
-        `points` has all partitions in this directory. `starts` has those of tiered topics, and those whose log start
+        `points` has the recovery point of each partition in this directory, which is also written as its high
+        watermark. `starts` has the log start offsets of partitions of tiered topics, and of those whose log start
         offset is above the base offset of their first segment.
         """
         self._write(RECOVERY_POINTS, points)
@@ -233,35 +240,35 @@ class LogDir:
         self.recovery_points, self.log_starts = dict(points), dict(starts)
 
     def set_cleaner_offset(self, name: TopicPartition, offset: int | None) -> None:
-        """Record durably the offset up to which a log was compacted (kafka-storage 8.9); with None, forget it."""
+        """Record durably the offset up to which a log was compacted (kafka-storage 8.9). None removes the record."""
         if self.cleaner_offsets.get(name) != offset:
             offsets = {each: at for each, at in self.cleaner_offsets.items() if each != name}
             self.set_cleaner_offsets(offsets if offset is None else {**offsets, name: offset})
 
     def set_cleaner_offsets(self, offsets: dict[TopicPartition, int]) -> None:
-        """Replace all offsets that `set_cleaner_offset` has recorded."""
+        """Replace the checkpoint of cleaner offsets, which `set_cleaner_offset` changes for one partition."""
         self._write(CLEANER_OFFSETS, offsets)
         self.cleaner_offsets = offsets
 
     def may_have_gaps(self, name: TopicPartition) -> bool:
-        """Whether offsets may be missing from a partition because of compaction; True, too, if that is unknown.
+        """Whether compaction may have removed offsets from a partition; also True if that is unknown.
 
-        It is unknown in a broker's directory: a follower takes over the gaps that compaction left in its leader's
-        log, and no file records this (kafka-storage 2.9.1).
+        It is unknown if the checkpoint of cleaner offsets is damaged, and in a broker's directory: a follower copies
+        its leader's log with the gaps that compaction left there, and no file records this (kafka-storage 2.9.1).
         """
         return (
             self.is_brokers or name in self.cleaner_offsets or CLEANER_OFFSETS in self._unreadable
         )
 
     def note_store(self, every: frozenset[Path]) -> None:
-        """Write `every`, the paths of the store's log directories, durably to `logfs.dirs`, if they have changed."""
+        """Write the paths of all log directories of the store durably to `logfs.dirs`, unless it has them already."""
         here = Path(os.path.realpath(self.path))
         if store_dirs(self.disk, self.path) != (here, every):
             told = {"here": str(here), "log_dirs": sorted(map(str, every))}
             write_mark(self.disk, self.path / STORE_DIRS, told)
 
     def mark_clean(self) -> None:
-        """Write the clean-shutdown marker, which states that no file here needs recovery (kafka-storage 5.6).
+        """Write the clean-shutdown marker: no partition in the directory needs recovery (kafka-storage 5.6).
 
         Call this last, just before `close`.
         """
@@ -269,10 +276,10 @@ class LogDir:
         self.disk.replace_file(self.path / CLEAN_SHUTDOWN, marker)
 
     def close(self, wait_seconds: float = PATIENCE_SECONDS, *, is_idle: bool = True) -> None:
-        """Refuse all further changes, close the disk's open files, and release the lock (with a lease, the turn).
+        """Refuse all further changes, close the disk's open files, and release the lock or the `Turn` of a lease.
 
-        If changes that other threads have begun do not end within `wait_seconds`, or `is_idle` is False, the lock is
-        held until the process ends, so that no other process writes at the same time.
+        If changes that other threads have begun do not end within `wait_seconds`, or if `is_idle` is False, the lock
+        is kept until the process ends, so that no other process writes at the same time.
         """
         is_idle &= self.disk.end_changes(wait_seconds)
         self.disk.release()
@@ -287,18 +294,18 @@ class LogDir:
             )
 
     def disown(self) -> None:
-        """Give up the directory in a forked child: later calls raise `LogDirFailed`; the parent keeps the lock."""
+        """Give up the directory in a forked child: changes raise `LogDirFailed` there. The parent keeps the lock."""
         self.disk.disown(self._owner)
         self._lock = None
 
     def _read_broker_epoch(self) -> int:
-        """Return the broker epoch in the clean-shutdown marker, -1 if none. A broker reports it when it registers."""
+        """Return the broker epoch in the clean-shutdown marker, -1 if none. A broker sends it when it registers."""
         path = self.path / CLEAN_SHUTDOWN
         try:
             if self.clean:
                 return checkpoint.parse_clean_shutdown(self.disk.read_file(path))
         except FileNotFoundError:
-            # Another process has opened the directory for writing meanwhile.
+            # Another process has opened the directory for writing, and so has removed the marker.
             self.clean, self.live = False, self._is_live()
         except Corrupt as error:
             logger.warning("%s: %s; the shutdown still counts as clean", path, error)
@@ -311,7 +318,7 @@ class LogDir:
         self.cleaner_offsets = self._read(CLEANER_OFFSETS)
 
     def _read(self, name: str) -> dict[TopicPartition, int]:
-        """Return a checkpoint's offsets. As in Kafka, a damaged one counts as empty."""
+        """Return the offsets in a checkpoint file. As in Kafka, a damaged file counts as empty."""
         path = self.path / name
         try:
             return checkpoint.parse_offsets(self.disk.read_file(path))

@@ -1,4 +1,4 @@
-"""Marks: small JSON files that contain their own inode number. In a copy (as by `cp -a`) the number is wrong."""
+"""Marks: small JSON files that contain their own inode number, which is wrong in a copy of the file (`cp -a`)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def read_mark(disk: Disk, path: Path) -> Mark | None:
 
 
 def parse_object(data: bytes) -> dict[str, Any]:
-    """Return the JSON object in `data`; an empty one if `data` is not JSON or another JSON value."""
+    """Return the JSON object in `data`; an empty one if `data` is not JSON, or not a JSON object."""
     try:
         told = json.loads(data)
     except ValueError:
@@ -41,7 +41,7 @@ def parse_object(data: bytes) -> dict[str, Any]:
 
 
 def write_mark(disk: Disk, path: Path, told: Mapping[str, Any]) -> None:
-    """Replace the mark at `path` atomically and durably by `told` and the inode number of the new file."""
+    """Replace the mark at `path`, atomically and durably, by `told` with the inode number of the new file added."""
     with disk.replacing(path, path.with_name(path.name + TEMPORARY)) as file:
         whole = {**told, "inode": disk.stat_file(file).identity}
         disk.write(file, 0, json.dumps(whole).encode() + b"\n")

@@ -20,9 +20,9 @@ FILESYSTEM_TYPE = "fuse.logfs"
 # The type of a write-behind mount, which collects appends for a logfs mount. Its source is that mount's mountpoint.
 WRITE_BEHIND_TYPE = "fuse.logfs-write-behind"
 _TYPES = (FILESYSTEM_TYPE, WRITE_BEHIND_TYPE)
-# The errnos of every access to a mount whose daemon has died.
+# The errnos with which each access to a mount fails after its daemon has died.
 DEAD_ERRORS = frozenset({errno.ENOTCONN, errno.ECONNABORTED})
-# The time in which a mount must answer.
+# The maximum time in which a mount must answer.
 PATIENCE_SECONDS = 10.0
 
 _TABLE = Path("/proc/self/mountinfo")
@@ -62,12 +62,12 @@ def mounts(table: Path = _TABLE) -> list[MountEntry]:
 
 
 def logfs_mounts() -> dict[str, MountEntry]:
-    """Return all mounts of logfs, write-behind mounts and bind mounts of parts of them, by mountpoint.
+    """Return all mounts of logfs by mountpoint, including write-behind mounts and bind mounts of their directories.
 
     Where several filesystems are mounted on the same mountpoint, only the topmost counts.
     """
     lines = _lines(_TABLE)
-    # Parse no line if there is no mount of logfs: this is called often, and that is the common case.
+    # Parse no line if there is no mount of logfs. This is the common case, and the function is called often.
     if not any(FILESYSTEM_TYPE.encode() in line for line in lines):
         return {}
     topmost = {mount.mountpoint: mount for mount in map(_parse, lines)}
@@ -75,7 +75,7 @@ def logfs_mounts() -> dict[str, MountEntry]:
 
 
 def mounted_at(mountpoint: Path) -> MountState:
-    """Return the state of the logfs mounted on exactly this path; `NOTHING` also for another kind of filesystem."""
+    """Return the state of the logfs that is mounted on exactly this path; `NOTHING` if no logfs is mounted there."""
     if str(mountpoint) not in logfs_mounts():
         return MountState.NOTHING
     return MountState.DEAD if is_dead(mountpoint) else MountState.LIVE
@@ -84,10 +84,10 @@ def mounted_at(mountpoint: Path) -> MountState:
 def is_dead(path: str | os.PathLike[str]) -> bool:
     """Whether a path lies in a mount whose daemon has died. A daemon that does not answer counts as alive."""
     try:
-        # Not stat, which the kernel may answer from its cache.
+        # Do not use `stat`, which the kernel may answer from its cache.
         within(PATIENCE_SECONDS, lambda: os.statvfs(path))
     except OSError as error:
-        # Any other error is an answer, for example that of a failed disk, and a timeout proves nothing.
+        # Any other error comes from a live daemon, for example because its disk failed. A timeout proves nothing.
         return error.errno in DEAD_ERRORS
     return False
 
@@ -117,11 +117,11 @@ def other_mounts(mount: MountEntry) -> dict[str, list[int]]:
     """Return where the filesystem of `mount`, which was unmounted, is still mounted.
 
     Each key is a mountpoint. Its value lists the pids of the processes in other mount namespaces that see the mount,
-    and is empty if only this namespace sees it. Processes that may not be examined are left out.
+    and is empty if only this namespace sees it. Processes that this one has no permission to examine are left out.
     """
     here = _same(mount, "self")
     found: dict[str, list[int]] = {each.mountpoint: [] for each in here}
-    # A mount id belongs to one namespace, so a known id means that the process is in this namespace.
+    # Each mount id belongs to one mount namespace, so a process that sees one of these ids is in this namespace.
     known = {each.number for each in here}
     for name in sorted(filter(str.isdecimal, os.listdir("/proc")), key=int):
         for each in _same(mount, name):
@@ -136,13 +136,13 @@ def is_served(mount: MountEntry) -> bool:
     The connection lasts while the filesystem is mounted anywhere, in this or another mount namespace.
     """
     if any(each.device == mount.device for each in mounts()):
-        # Another mount has this device number now, so a connection with the number is not that of `mount`.
+        # Another mount has this device number now, so a connection with this number is not that of `mount`.
         return False
     return os.path.exists(f"/sys/fs/fuse/connections/{os.minor(mount.device)}")
 
 
 def _same(mount: MountEntry, process: str) -> list[MountEntry]:
-    """Return the mounts of the filesystem of `mount` that a process sees; `process` is its pid, or "self"."""
+    """Return the entries for the filesystem of `mount` in a process's mount table; `process` is a pid or "self"."""
     table = mounts(Path("/proc", process, "mountinfo"))
     return [
         each
@@ -177,5 +177,5 @@ def _parse(line: bytes) -> MountEntry:
 
 
 def _unescape(text: bytes) -> str:
-    """Decode a field of the table, in which blanks, tabs, newlines, `#` and backslashes are octal numbers."""
+    """Decode a field of the table, in which blanks, tabs, newlines, `#` and backslashes are octal escapes."""
     return os.fsdecode(_ESCAPED.sub(lambda match: bytes([int(match[1], 8)]), text))

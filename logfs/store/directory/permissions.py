@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from logfs.log.disk.disk import Disk
 
-# Kafka ignores plain files in a partition directory that have none of its suffixes (kafka-storage 1.1).
+# Kafka ignores plain files in a partition directory whose names end in none of Kafka's suffixes (kafka-storage 1.1).
 FILE_NAME = "logfs.modes"
 
 
@@ -29,7 +29,7 @@ class Access(NamedTuple):
 
 
 class _Partition(Protocol):
-    """A partition, loaded or not."""
+    """The part of a partition that the table needs; the partition may be loaded or not."""
 
     @property
     def disk(self) -> Disk: ...
@@ -41,10 +41,10 @@ class _Partition(Protocol):
 class PermissionTable:
     """The `Access` of the virtual files in a partition's directory, by name; "" is the name of the directory itself.
 
-    A file whose access was never set has the directory's owner and mode bits. The bits are limited to 0444 for files
-    that are read, to 0666 for files that are written, and to 0555 for subdirectories. Until its access is set,
-    the directory itself has the mode and owner that it has on the disk. In a read-only store the table follows the
-    changes of the process that writes.
+    A file whose access was never set has the directory's owner and mode bits. These bits are limited to 0444 for
+    files that are read, to 0666 for files that are written, and to 0555 for subdirectories. If the access of the
+    directory itself was never set, it has the mode and owner that it has on the disk. A read-only store reads the
+    table again whenever another process has changed it.
     """
 
     def __init__(self, partition: _Partition) -> None:
@@ -55,13 +55,13 @@ class PermissionTable:
         found = disk.stat(partition.directory)
         self._default = Access(stat.S_IMODE(found.mode), found.uid, found.gid)
         self._set: dict[str, Access] = {}
-        # Held while the file is replaced: otherwise one of two changes at the same time could be lost.
+        # Held while the file is replaced: otherwise, of two simultaneous changes, one could be lost.
         self._changing = make_lock(Level.PERMISSIONS)
         self._seen = self._state_of_file()
         self._read()
 
     def _state_of_file(self) -> tuple[int, int]:
-        """Return the file's inode number and mtime (ns), which show each replacement; (0, 0) if it is missing."""
+        """Return the inode number and mtime (ns) of `logfs.modes`, which every change alters; (0, 0) if missing."""
         try:
             found = self._partition.disk.stat(self._path)
         except FileNotFoundError:
@@ -102,7 +102,10 @@ class PermissionTable:
             raise self._partition.disk.failure
 
     def get(self, name: str, allowed: int = 0o777) -> Access:
-        """Return the access of `name`; if none was set, the directory's, with its mode bits limited to `allowed`."""
+        """Return the access of the file `name`.
+
+        If it was never set, this is the access of the directory, with its mode bits limited to `allowed`.
+        """
         disk = self._partition.disk
         if not disk.writable and not disk.is_remote:
             self._follow()

@@ -1,8 +1,8 @@
-"""Recognition of log directories, and of other paths that are given in place of one.
+"""Recognition of log directories, and of other paths that users give by mistake in place of a log directory.
 
 `recognise` returns what a path is. `check_log_dirs` refuses a path that is not a log directory, with one line that
 says what the path is and which path was probably meant. Neither changes anything on the disk. Both read little of a
-log directory, however many partitions it has; only a path that is refused is examined more closely, for the hint.
+log directory, however many partitions it has. Only for a path that is refused, more is read to find the path meant.
 
 A directory is a log directory if it has a file that only log directories have (a checkpoint, `meta.properties`, a
 settings file of logfs), or a partition: a directory named TOPIC-NUMBER with a segment, `partition.metadata` or
@@ -40,7 +40,7 @@ class PathKind(enum.Enum):
     """The kinds of paths that may be given where a log directory is expected."""
 
     LOG_DIR = enum.auto()
-    # The URL of a bucket. Its content is examined only when it is opened.
+    # The URL of a bucket. The content of the bucket is examined only when it is opened.
     BUCKET = enum.auto()
     # An empty directory, which may become a log directory.
     EMPTY = enum.auto()
@@ -53,7 +53,7 @@ class PathKind(enum.Enum):
     FILE = enum.auto()
     # Any other path, such as a directory with other files.
     OTHER = enum.auto()
-    # A path that cannot be examined. Opening it raises the reason.
+    # A path that cannot be examined. Opening it raises an error with the reason.
     UNKNOWN = enum.auto()
 
 
@@ -69,7 +69,7 @@ class RecognisedPath(NamedTuple):
     meant: tuple[str, ...] = ()
 
     def error(self, advice: str = "") -> InvalidStore:
-        """Return the error that refuses the path, in one line; `advice` is added only if `meant` is empty."""
+        """Return an `InvalidStore` for this path, with a one-line message; with `advice` only if `meant` is empty."""
         guess = f"; did you mean {' '.join(self.meant)}?" if self.meant else ""
         return InvalidStore(f"{self.path} {self.words}{guess or advice}")
 
@@ -89,8 +89,8 @@ _MARKS = frozenset(
         settings.BROKER_FILE,
     }
 )
-# A directory with no other names than these counts as empty. With `.lock` it is a log directory that a process is
-# opening for the first time. Beside other files `.lock` proves nothing, because other programs have such files.
+# A directory that contains only these names has no data. If `.lock` is one of them, a process is opening the
+# directory as a new log directory. Beside other files `.lock` proves nothing, because other programs have such files.
 _NOTHING = frozenset({"lost+found", lock.FILE_NAME})
 # Files that only partitions have, besides segment files.
 _PARTITION_MARKS = frozenset({names.PARTITION_METADATA, names.LEADER_EPOCHS})
@@ -101,7 +101,7 @@ _MOST_HINTS = 3
 
 
 def recognise(path: str | os.PathLike[str]) -> RecognisedPath:
-    """Determine what a path is. Changes nothing. Raises `InvalidStore` only for a URL that is not of a bucket."""
+    """Return what a path is. Changes nothing. Raises `InvalidStore` only for a URL that does not name a bucket."""
     path = as_path(path).absolute()
     if isinstance(path, BucketPath):
         return RecognisedPath(path, PathKind.BUCKET, "is a bucket, not a directory")
@@ -109,7 +109,7 @@ def recognise(path: str | os.PathLike[str]) -> RecognisedPath:
 
 
 def _recognise_local(path: Path) -> RecognisedPath:
-    """Determine what an absolute path of the operating system is; changes and raises nothing."""
+    """Return what an absolute local path is. Changes and raises nothing."""
     try:
         found = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -132,7 +132,7 @@ def _recognise_local(path: Path) -> RecognisedPath:
     except OSError as error:
         return RecognisedPath(path, PathKind.UNKNOWN, f"cannot be examined: {error.strerror}")
     if kind is PathKind.EMPTY and (around := _around(path)):
-        # An empty directory in a log directory, such as a partition or `lost+found`, may not become a log directory.
+        # An empty directory in a log directory, such as a partition or `lost+found`, must not become a log directory.
         named = _is_partition_name(path.name) and Path(around) == path.parent
         kind = PathKind.PARTITION if named else PathKind.OTHER
     if kind is PathKind.PARTITION:
@@ -152,13 +152,15 @@ def check_log_dirs(
 ) -> None:
     """Raise `InvalidStore` for the first path that is neither a log directory nor a bucket.
 
-    With `may_be_empty` an empty directory is accepted: it becomes a log directory. With `may_be_made` a missing
-    directory is accepted, too, if its parent directory exists. An empty or missing directory in a log directory is
-    refused. A path that cannot be examined is accepted, because opening it raises the reason.
+    With `may_be_empty` an empty directory is accepted, which then becomes a log directory. With `may_be_made` a
+    missing directory is accepted if its parent directory exists. An empty or missing directory inside another log
+    directory is always refused. A path that cannot be examined is accepted: opening it raises an error with the
+    reason.
     """
     for path in paths:
         if isinstance(path, Lease):
-            # A lease is for an existing log directory. If this machine lacks it, a new one must not be made.
+            # A lease is for an existing log directory. If this machine does not have the directory, it must not be
+            # created.
             may_be_empty = may_be_made = False
         found = recognise(path)
         if found.kind in (PathKind.LOG_DIR, PathKind.BUCKET, PathKind.UNKNOWN):
@@ -185,7 +187,7 @@ def check_place(path: Path) -> None:
 
 
 def mounted_log_dirs(path: str | os.PathLike[str]) -> list[str] | None:
-    """Return the log directories mounted at a path; None if no logfs is mounted there or it does not answer."""
+    """Return the log directories mounted at a path; None if no logfs is mounted there or the mount gives no list."""
     absolute = os.path.realpath(path)
     mount = logfs_mounts().get(absolute)
     if mount is None or mount.root != "/":
@@ -205,7 +207,7 @@ def log_dirs_of(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
     return found
 
 
-# The kind of a directory, by the names in it.
+# Functions that find out the kind of a directory from the names in it.
 
 
 def _kind_of(path: Path) -> PathKind:
@@ -218,8 +220,8 @@ def _kind_of(path: Path) -> PathKind:
     rest = [name for name in inside if name not in _NOTHING]
     if not rest:
         return PathKind.LOG_DIR if lock.FILE_NAME in inside else PathKind.EMPTY
-    # Partitions may be empty after `mkdir`, or after a crash during their creation. So a directory is also a log
-    # directory if all other names are those of partitions, and `.lock` exists or all these directories are empty.
+    # A partition's directory may be empty after `mkdir`, or after a crash during its creation. So this is also a log
+    # directory if all names in it are those of partitions, and either `.lock` exists or all partitions are empty.
     named = all(map(_is_partition_name, rest))
     bare = named and (lock.FILE_NAME in inside or _all_empty(path, rest))
     return PathKind.LOG_DIR if bare else PathKind.OTHER
@@ -253,7 +255,7 @@ def _is_partition_name(name: str) -> bool:
 
 
 def _is_partition(path: Path) -> bool:
-    """Whether a directory with a partition's name is a partition; one without read permission counts as one."""
+    """Whether a directory with a partition's name has a partition's files; True without permission to read it."""
     try:
         return _has_partition_files(os.listdir(path))
     except PermissionError:
@@ -277,7 +279,7 @@ def _is_log_dir(path: Path) -> bool:
         return False
 
 
-# Descriptions and hints.
+# Functions that describe a path in words, and find the paths that were probably meant.
 
 
 def _partition(path: Path) -> RecognisedPath:
@@ -320,7 +322,10 @@ def _missing(path: Path) -> RecognisedPath:
 
 
 def _similar(path: Path, known: Path) -> tuple[str, ...]:
-    """Return the log directories whose names are similar to that of a missing path."""
+    """Return the log directories of which the missing `path` may be a misspelling.
+
+    `known` is the nearest parent directory of `path` that exists.
+    """
     wrong, *rest = path.relative_to(known).parts
     siblings = [name for name in os.listdir(known) if not name.startswith(".")]
     paths = [Path(known, name, *rest) for name in get_close_matches(wrong, siblings)]
@@ -332,7 +337,7 @@ def _log_dir_above(path: Path) -> tuple[str, ...]:
 
 
 def _log_dirs_below(path: Path) -> tuple[str, ...]:
-    """Return the first few log directories among the first `_MOST_CHILDREN` directories in a path."""
+    """Return the first `_MOST_HINTS` log directories among the first `_MOST_CHILDREN` subdirectories of `path`."""
     try:
         with os.scandir(path) as entries:
             directories = sorted(e.name for e in entries if e.is_dir(follow_symlinks=False))
@@ -343,9 +348,12 @@ def _log_dirs_below(path: Path) -> tuple[str, ...]:
 
 
 def _in_mount(path: Path, found: os.stat_result) -> RecognisedPath | None:
-    """Return what a path in a mount of logfs is, or None for a path that is not in one."""
+    """Return what a path is that lies in a mount of logfs; None for any other path.
+
+    `found` is the result of `stat` for the path or, if the path is missing, for its nearest existing parent.
+    """
     if os.major(found.st_dev):
-        # The path is on a real device, which FUSE mounts do not have.
+        # The path is on a block device: the major device number of a FUSE mount is 0.
         return None
     here = {p: m for p, m in logfs_mounts().items() if m.device == found.st_dev}
     if not here:
@@ -375,7 +383,7 @@ def _dead(path: Path) -> RecognisedPath:
     return RecognisedPath(path, PathKind.DEAD_MOUNT, words)
 
 
-# Places for a new log directory.
+# Functions that find out whether a new log directory may be created at a path.
 
 
 def _can_be_made(path: Path) -> bool:
@@ -383,11 +391,11 @@ def _can_be_made(path: Path) -> bool:
 
 
 def _around(path: Path) -> str | None:
-    """Return the log directory that contains a path, or None. A log directory must not be made in another one.
+    """Return the log directory that contains a path, or None. A log directory must not be created in another one.
 
-    A directory above the path counts if it has a file that only log directories have. The parent directory also
-    counts if it holds a partition and the path has a partition's name; the name is required because a home directory
-    may hold a copy of a partition.
+    A directory above the path counts as a log directory if it has a file that only log directories have. The parent
+    directory also counts if it holds a partition, but only if `path` has a partition's name: otherwise it may be, for
+    example, a home directory with a copy of a partition.
     """
     if _is_partition_name(path.name) and _is_log_dir(path.parent):
         return str(path.parent)

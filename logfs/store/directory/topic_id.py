@@ -1,4 +1,4 @@
-"""The id of a topic, which the directory of each of its partitions has (kafka-storage 1.5)."""
+"""The id of a topic, which is stored in the directory of each partition of the topic (kafka-storage 1.5)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ logger = logging.getLogger(__name__)
 def read_topic_id(disk: Disk, directory: Path) -> uuid.UUID | None:
     """Return the topic id in a partition's directory (kafka-storage 1.5); None if it is missing or unreadable.
 
-    If the file is damaged or reading it fails, a warning is logged. Raises `LogDirFailed` for a failed disk.
+    If the file is damaged or cannot be read, a warning is logged. Raises `LogDirFailed` if the log directory has
+    failed.
     """
     path = directory / names.PARTITION_METADATA
     try:

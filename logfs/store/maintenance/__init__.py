@@ -1,4 +1,4 @@
-"""Background work on partitions. Imports `tiering` and the parts of `store` that are listed below `tiering`.
+"""Background work on the partitions of a store. Imports `tiering`, and what `logfs.store` lists below `tiering`.
 
 - `upkeep`: the periodic tasks, done when they are due. Begin here.
 - `context`: the parts of a store that the classes below use, and their base class.

@@ -27,11 +27,11 @@ logger = logging.getLogger(__name__)
 
 
 class CompactionPlan(NamedTuple):
-    """What a round of compaction would clean, in offsets and in bytes, and how overdue the round is.
+    """What one round of compaction would clean in a log, and how overdue the round is.
 
-    `dirty` has the offsets that a round would clean, and `cleanable_bytes` is the size of their segments.
-    `clean_bytes` is the size of the sealed segments that begin before these offsets. `delay_ms` is the time
-    by which the age of the oldest dirty batch exceeds `max.compaction.lag.ms`, or 0.
+    `dirty` is the range of offsets that the round would clean, and `cleanable_bytes` the size of the segments in this
+    range. `clean_bytes` is the size of the sealed segments before this range. `delay_ms` is the time (ms) by which
+    the age of the oldest dirty batch exceeds `max.compaction.lag.ms`, or 0.
     """
 
     dirty: Dirty
@@ -47,11 +47,17 @@ class CompactionPlan(NamedTuple):
 
     @property
     def work_bytes(self) -> int:
-        """The most bytes a round reads and writes: dirty ones are read twice, clean ones once, all written once."""
+        """The maximum number of bytes that a round reads and writes.
+
+        It reads dirty segments twice and clean segments once, and writes all of them once.
+        """
         return 2 * self.clean_bytes + 3 * self.cleanable_bytes
 
     def is_due(self, config: LogConfig) -> bool:
-        """Whether the ratio exceeds `min.cleanable.dirty.ratio`, or the round is overdue and has bytes to clean."""
+        """Whether the log is to be compacted: it is dirty enough, or it is overdue and has bytes to clean.
+
+        It is dirty enough if `ratio` exceeds `min.cleanable.dirty.ratio`.
+        """
         overdue = self.delay_ms > 0 and self.cleanable_bytes > 0
         return overdue or self.ratio > config.min_cleanable_dirty_ratio
 
@@ -69,15 +75,16 @@ def plan_compaction(
         first_dirty = checkpoint
     sealed = log.segments[:-1]
     dirty = [segment for segment in sealed if segment.next_offset > first_dirty]
-    # A round stops before open transactions, the active segment and segments younger than `min.compaction.lag.ms`.
+    # The range to clean ends before the first open transaction, before the first segment that is younger than
+    # `min.compaction.lag.ms`, and before the active segment.
     bound = min(log.last_stable_offset, log.segments[-1].base_offset)
     lag_ms = config.min_compaction_lag_ms
     if lag_ms > 0:
         young = (s.base_offset for s in dirty if s.largest_timestamp > now_ms - lag_ms)
         bound = min(bound, next(young, bound))
     bound = max(bound, first_dirty)
-    # Only whole segments are cleaned, so the bound moves down to the base offset of the segment that it lies in.
-    # If the log starts within a segment, the bound may then be below the first dirty offset: nothing is cleanable.
+    # Only whole segments are cleaned, so lower the bound to the base offset of the segment that it lies in. If the
+    # log starts within this segment, the bound is then below the first dirty offset, and nothing is cleanable.
     bound = max(s.base_offset for s in log.segments if s.base_offset <= bound)
     cleanable = sum(segment.size_bytes for segment in dirty if segment.base_offset < bound)
     clean = sum(segment.size_bytes for segment in sealed if segment.base_offset < first_dirty)
@@ -87,7 +94,7 @@ def plan_compaction(
 
 
 class CompactionResult(NamedTuple):
-    """The result of a round: its end (ms since the epoch), duration, bytes read, and what it changed in the log."""
+    """The result of a round of compaction: when it ended (ms since the epoch), and what it read and changed."""
 
     when_ms: int
     seconds: float
@@ -101,22 +108,23 @@ class Compactor(Maintenance):
     def __init__(self, context: MaintenanceContext) -> None:
         super().__init__(context)
         self.running = make_lock(Level.COMPACTION)
-        # The time of the last search for logs that are due, and the wait until the next search.
+        # When logs to compact were last searched for, and the wait until the next search.
         self.timer = Timer(context.registry.opened_ms, 0)
-        # Totals since the store was opened, the last result of each log, and whether the last `run_due` failed.
+        # Totals since the store was opened; the last result by partition; whether the last `run_due` failed.
         self.rounds = 0
         self.aborted = 0
         self.bytes_read = 0
         self.bytes_written = 0
         self.last: dict[str, CompactionResult] = {}
         self.is_dead = False
-        # The logs whose compaction was requested and has not begun yet.
+        # The names of the partitions whose compaction was requested and has not begun yet.
         self.requested: set[str] = set()
 
     def request(self, name: str) -> None:
-        """Request that the next `run_due` compacts a log, whatever its dirty ratio.
+        """Request that the next `run_due` compacts a partition, whatever its dirty ratio.
 
-        Raises as a lookup in `PartitionRegistry`, and `InvalidSetting` if `cleanup.policy` has no `compact`.
+        Raises the errors of `PartitionRegistry.__getitem__`, and `InvalidSetting` if `cleanup.policy` has no
+        `compact`.
         """
         self._check(name)
         self.requested.add(name)
@@ -131,7 +139,7 @@ class Compactor(Maintenance):
         self.wake()
 
     def plan(self, name: str) -> CompactionPlan:
-        """Return which part of a partition's log a round of compaction would clean now; nothing is changed."""
+        """Return which part of a partition's log a round of compaction would clean now, without cleaning it."""
         partition = self._registry[name]
         state = partition.stable_state
         checkpoint = self._checkpoints.cleaner_offset(name)
@@ -166,7 +174,7 @@ class Compactor(Maintenance):
             dirtiest = self._dirtiest(passed)
             if dirtiest is None:
                 break
-            # Each log only once: a log whose round makes no progress would otherwise be chosen again at once.
+            # Compact each log only once: a log without progress would otherwise be chosen again at once.
             passed.add(dirtiest)
             self._try(dirtiest, partial(self._round, dirtiest))
         self.timer = Timer(registry.clock())
@@ -174,12 +182,12 @@ class Compactor(Maintenance):
     def compact(
         self, name: str, *, roll: bool = False, progress: Progress = lambda _: None
     ) -> Cleaned:
-        """Compact a log now, whatever its dirty ratio, in as many rounds as its keys need; return the overall result.
+        """Compact a partition now, whatever its dirty ratio, and return the result of all rounds together.
 
-        With `roll` the active segment is sealed first, so that it is compacted, too. `progress` is called with the
-        number of bytes of each read and write. Raises `InvalidSetting` if `cleanup.policy` has no `compact`,
-        `CleaningAborted`, `Corrupt` for damage, `Unsupported` for a log of old formats, `PartitionFailed` and
-        `OSError`.
+        More than one round is needed if the keys do not all fit in memory. With `roll` the active segment is sealed
+        first, so that it is compacted, too. `progress` is called with the number of bytes of each read and write.
+        Raises `InvalidSetting` if `cleanup.policy` has no `compact`, `CleaningAborted`, `Corrupt` for damaged
+        records, `Unsupported` for records in old formats, `PartitionFailed` and `OSError`.
         """
         self._check(name)
         partition = self._registry.writable(name)
@@ -203,7 +211,7 @@ class Compactor(Maintenance):
             )
 
     def _dirtiest(self, passed: set[str]) -> str | None:
-        """Return the log with the highest dirty ratio among those that are due and not in `passed`; None if none."""
+        """Return the partition with the highest dirty ratio that is due and not in `passed`; None if none is due."""
         ratios: dict[str, float] = {}
 
         def look(name: str, partition: Partition) -> None:
@@ -223,9 +231,10 @@ class Compactor(Maintenance):
         return max(ratios, key=ratios.__getitem__, default=None)
 
     def _try(self, name: str, work: Callable[[], object]) -> None:
-        """Call `work`, which concerns the log `name`. An error is only logged, so that other logs are compacted.
+        """Call `work` for the partition `name`. An error is only logged, so that other partitions are compacted.
 
-        The log then counts as uncleanable, but not after `CleaningAborted` or an errno in `EXHAUSTED`, like ENOSPC.
+        After an error the partition counts as uncleanable, except after `CleaningAborted` and after exhausted
+        resources (an errno in `EXHAUSTED`, such as ENOSPC).
         """
         partition = self._registry.partitions.get(name)
         try:
@@ -249,7 +258,8 @@ class Compactor(Maintenance):
             self._commits.clear_place(name)
             plan = self.plan(name)
             if self._checkpoints.cleaner_offset(name) is None:
-                # Set an offset before the round removes records: without one, recovery takes gaps for damage.
+                # Record a cleaner offset before the round removes records: for a log without a cleaner offset,
+                # recovery would take the missing offsets for damage.
                 self._checkpoints.set_cleaner_offset(partition, plan.dirty.first_dirty)
             began = time.monotonic()
             with registry.doing("compacting", name, plan.work_bytes) as work:
@@ -258,7 +268,7 @@ class Compactor(Maintenance):
                 except CleaningAborted:
                     self.aborted += 1
                     raise
-                # Write the offset within `doing`: once status no longer lists the round, its checkpoint is written.
+                # Write the checkpoint within `doing`, so that it is written before status stops listing the round.
                 self._checkpoints.set_cleaner_offset(partition, cleaned.first_dirty)
             partition.uncleanable = None
             partition.cleaned_ms = registry.clock()
@@ -298,7 +308,7 @@ class Compactor(Maintenance):
                 raise CleaningAborted(f"{partition.directory}: not compacted: the store is closed")
             if not partition.config.is_compacted:
                 raise CleaningAborted(
-                    f"{partition.directory}: cleanup.policy has no 'compact' any more"
+                    f"{partition.directory}: not compacted: cleanup.policy no longer has 'compact'"
                 )
 
         return clean(

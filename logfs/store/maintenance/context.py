@@ -34,9 +34,10 @@ class Maintenance:
     def __init__(self, context: MaintenanceContext) -> None:
         self._registry, self._checkpoints, self._commits, self._tiered, self._groups = context
         self._stopped = threading.Event()
-        # The owner of the store sets this, to call `run_due` soon. Called after each request, in any thread.
+        # A callback that the owner of the store sets. It is called in any thread after a request, and has to arrange
+        # that `run_due` is called soon.
         self.wake: Callable[[], object] = lambda: None
 
     def stop(self) -> None:
-        """Have the running work end early, and begin no other work. Does not wait."""
+        """Request that the running work ends early, and that no other work begins. Does not wait for the end."""
         self._stopped.set()

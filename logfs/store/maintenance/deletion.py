@@ -1,8 +1,8 @@
-"""Deletes partitions as Kafka does, and brings them back while their files are still there.
+"""Deletes partitions as Kafka does, and restores deleted partitions while their files still exist.
 
-A deletion renames the directory of a partition to a name that ends in `-delete`. Its files are removed after
-`file.delete.delay.ms`. Until then the file `deletion.json` in the directory has what the store forgets at once: the
-log start, the cleaner offset, the settings of the topic, and the commits of groups.
+A deletion renames the directory of a partition to a name that ends in `-delete`. The files in the directory are
+removed after `file.delete.delay.ms`. Until then the file `deletion.json` in the directory keeps what the store
+removes at once: the log start, the cleaner offset, the settings of the topic, and the committed offsets of groups.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ _NEVER_CLEANED = -1
 
 
 class Deletion(NamedTuple):
-    """What is kept of a deleted partition beside its files.
+    """The content of `deletion.json`: what is needed, beside the files, to restore a deleted partition.
 
     The partition was deleted at `deleted_ms`, and its files are kept until `due_ms` (ms since the epoch).
-    `cleaner_offset` is -1 for a log that was never compacted. `commits` has the commit of each group. Unless
-    `is_finished`, the store may still have the settings and the commits.
+    `cleaner_offset` is -1 for a log that was never compacted. `commits` has the committed offset of each group. If
+    `is_finished` is False, a crash may have left the settings and committed offsets in the store.
     """
 
     partition: str
@@ -60,7 +60,7 @@ class Deletion(NamedTuple):
 
     @classmethod
     def read(cls, disk: Disk, directory: Path) -> Deletion | None:
-        """Return what is kept in a directory; None if the file is missing, damaged or a copy. Raises `OSError`."""
+        """Read `deletion.json` in a directory; None if it is missing, damaged or a copy. Raises `OSError`."""
         mark = read_mark(disk, directory / _MARK)
         if mark is None or mark.is_copy:
             return None
@@ -80,13 +80,13 @@ class Deletion(NamedTuple):
             return None
 
     def write(self, disk: Disk, directory: Path, *, is_finished: bool) -> None:
-        """Write the file into a directory, durably. Raises `OSError`."""
+        """Write `deletion.json` into a directory, durably. Raises `OSError`."""
         told = {**self._asdict(), "settings": dict(self.settings), "is_finished": is_finished}
         write_mark(disk, directory / _MARK, told)
 
 
 class _Found(NamedTuple):
-    """A deleted partition that can be brought back: its log directory, its directory, and what is kept."""
+    """A deleted partition that can be restored: its log directory, its own directory, and its `Deletion`."""
 
     home: LogDir
     path: Path
@@ -95,25 +95,25 @@ class _Found(NamedTuple):
 
 
 def _commit(fields: Any) -> OffsetCommit:
-    """Return the commit with these fields from JSON. Raises `TypeError` or `struct.error` for other values."""
+    """Return the commit that has these fields in JSON. Raises `TypeError` or `struct.error` for invalid fields."""
     commit = OffsetCommit(*fields)
     commit.encode()
     return commit
 
 
 class Deleter(Maintenance):
-    """Deletes partitions, and brings deleted ones back."""
+    """Deletes partitions, and restores deleted ones."""
 
     def __init__(self, context: MaintenanceContext) -> None:
         super().__init__(context)
-        # The closed partitions that readers may still hold, by their present directories.
+        # The deleted partitions that readers may still use, by the `-delete` directory of each.
         self._left: WeakValueDictionary[Path, Partition] = WeakValueDictionary()
 
     def delete(self, name: str, *, only_empty: bool = False) -> int | None:
-        """Delete a partition, and return until when it can be brought back (ms since the epoch), None if it cannot.
+        """Delete a partition, and return until when it can be restored (ms since the epoch), None if it cannot.
 
-        The file of what is kept is written before the rename of the directory, so that a crash leaves the partition
-        as it was, or one that can be brought back. Raises as `Store.delete`.
+        `deletion.json` is written before the directory is renamed, so that a crash leaves the partition either
+        undeleted or restorable. Raises the errors of `Store.delete`.
         """
         registry = self._registry
         partition = registry.writable(name)
@@ -147,7 +147,8 @@ class Deleter(Maintenance):
             del registry.partitions[name], registry.homes[name]
             registry.deletions[doomed] = kept.due_ms
             self._left[doomed] = partition
-            # The partition is deleted now, whatever fails below. `create` removes entries that cannot be removed now.
+            # From here on the partition is deleted, even if a step below fails. An entry that cannot be removed now
+            # is removed by `Store.create`.
             self._forget(partition.name, home)
         self._forget_commits(name)
         if can_return:
@@ -158,20 +159,21 @@ class Deleter(Maintenance):
         return kept.due_ms if can_return else None
 
     def _keep(self, kept: Deletion, partition: Partition) -> bool:
-        """Write the file of what is kept; return False, with no such file, if that fails."""
+        """Write `deletion.json`, and return True. If that fails, remove the file, and return False."""
         try:
             kept.write(partition.disk, partition.directory, is_finished=False)
         except OSError as error:
             logger.warning("%s: is deleted, and cannot be brought back: %s", kept.partition, error)
-            # The file of an earlier deletion, which a crash may have left, is about other times.
+            # Remove a file that a crash may have left from an earlier deletion: its content is outdated.
             partition.disk.unlink(partition.directory / _MARK)
             return False
         return True
 
     def finish(self) -> None:
-        """Finish the deletions that a crash has interrupted: forget commits and settings. Errors are logged.
+        """Finish deletions that a crash has interrupted: remove committed offsets and settings. Errors are logged.
 
-        Does nothing unless all log directories of the store are open: another may have a partition of the name.
+        Does nothing unless all log directories of the store are open, because one that is not open may have a new
+        partition of the same name.
         """
         registry = self._registry
         if registry.missing_log_dirs or not all(each.is_known for each in registry.log_dirs):
@@ -192,9 +194,9 @@ class Deleter(Maintenance):
                 logger.error("%s: its deletion is not finished: %s", path, error)
 
     def _forget(self, name: TopicPartition, home: LogDir) -> None:
-        """Remove the entries of a deleted partition in checkpoints, and the settings of a topic without partitions.
+        """Remove the checkpoint entries of a deleted partition, and its topic's settings if it was the last one.
 
-        Remote segments are forgotten when the directory is removed (`MaintenanceScheduler._forget_remote`).
+        Its remote segments are dealt with when the directory is removed (`MaintenanceScheduler._forget_remote`).
         """
         errors = FirstError()
         with errors:
@@ -222,10 +224,11 @@ class Deleter(Maintenance):
             )
 
     def deleted(self, name: str) -> list[str]:
-        """Return what `undelete` brings back for `name`: a partition, a topic, or the directory of a deleted one.
+        """Return the arguments with which `undelete` restores everything that `name` names.
 
-        Of a topic that was deleted several times, these are the partitions with its last topic id. Raises
-        `PartitionExists`, and `UnknownPartition` if there are none.
+        `name` is that of a deleted partition, of a deleted topic, or of the `-delete` directory of a partition. For a
+        topic that was deleted several times, only the partitions with its last topic id are returned. Raises
+        `PartitionExists`, and `UnknownPartition` if there is nothing to restore.
         """
         chosen = self._chosen(name)
         if [each.path.name for each in chosen] == [name]:
@@ -233,7 +236,7 @@ class Deleter(Maintenance):
         return sorted(each.kept.partition for each in chosen)
 
     def _chosen(self, name: str) -> list[_Found]:
-        """Return the deleted partitions that `deleted` names, each from its last deletion. Raises as `deleted`."""
+        """Return the deleted partitions that `name` names, each as it was last deleted (see `deleted`)."""
         found, there = self._found(), self._registry.homes
         if named := [each for each in found if each.path.name == name]:
             return named
@@ -257,21 +260,24 @@ class Deleter(Maintenance):
         return [_newest([e for e in alike if e.kept.partition == one]) for one in partitions]
 
     def undelete(self, name: str) -> Log:
-        """Bring a deleted partition back, and return it once that is durable. Raises as `Store.undelete`.
+        """Restore a deleted partition, and return it when it is durable. Raises the errors of `Store.undelete`.
 
-        The rename of the directory comes last, so that a crash leaves the partition deleted, or with all that it had.
+        The directory is renamed last, so that a crash leaves the partition either deleted or completely restored.
         """
         registry = self._registry
         first = self._find(name)
         home, kept = first.home, first.kept
         parsed = names.parse_directory(kept.partition)
-        # From here on, an opening after a crash forgets again what is restored before the rename.
+        # Write `is_finished=False`: after a crash before the rename, `finish` removes what was restored until then.
         kept.write(home.disk, first.path, is_finished=False)
         for group, commit in kept.commits.items():
             self._groups.restore(group, kept.partition, commit)
         with registry.lock:
             if self._find(name).path != first.path:
-                raise PartitionExists(f"{name}: was created and deleted meanwhile; try again")
+                raise PartitionExists(
+                    f"{name}: not restored: another partition of this name was created and deleted meanwhile; "
+                    "try again"
+                )
             if not registry.partitions_of(parsed.topic):
                 registry.settings.change_topic(parsed.topic, self._settings_of(first))
             if kept.cleaner_offset != _NEVER_CLEANED:
@@ -286,7 +292,7 @@ class Deleter(Maintenance):
                 if left is None:
                     home.disk.rename(first.path, path)
                 else:
-                    # Readers of the closed partition go on.
+                    # Readers still use the closed partition: tell it about the rename.
                     left.rename_directory(path)
             except BaseException:
                 del registry.homes[parsed.directory]
@@ -297,7 +303,7 @@ class Deleter(Maintenance):
         return registry[parsed.directory]
 
     def _find(self, name: str) -> _Found:
-        """Return the deleted partition that `undelete` brings back now for the name of a partition or a directory."""
+        """Return the deleted partition that `undelete` restores for `name`, that of a partition or a directory."""
         chosen, *others = self._chosen(name)
         if others or name not in (chosen.kept.partition, chosen.path.name):
             raise UnknownPartition(f"{name}: is a topic; name one of its partitions")
@@ -306,18 +312,18 @@ class Deleter(Maintenance):
             raise PartitionExists(f"{chosen.kept.partition}: exists; delete it first")
         if self._registry.topic_id(topic) not in (None, chosen.topic_id):
             raise InvalidStore(
-                f"{name}: belongs to a deleted topic, and another topic {topic} exists; delete that first"
+                f"{name}: belongs to a deleted topic, but a new topic {topic} exists; delete the new one first"
             )
         return chosen
 
     def _settings_of(self, found: _Found) -> Mapping[str, str]:
-        """Return the settings that the topic of a deleted partition had last."""
+        """Return the last settings of a deleted partition's topic: those at the topic's latest deletion."""
         topic = names.parse_directory(found.kept.partition).topic
         alike = [each for each in self._of(topic, self._found()) if each.topic_id == found.topic_id]
         return _newest([found, *alike]).kept.settings
 
     def _found(self) -> list[_Found]:
-        """Return the deleted partitions whose delay has not passed."""
+        """Return the deleted partitions whose `file.delete.delay.ms` has not passed, so that they can be restored."""
         registry, now_ms = self._registry, self._registry.clock()
         homes = {log_dir.path: log_dir for log_dir in registry.working}
         found = []
@@ -329,9 +335,10 @@ class Deleter(Maintenance):
         return found
 
     def _of(self, name: str, found: list[_Found], *, there: bool = False) -> list[_Found]:
-        """Return the deletions of a partition or a topic. If its topic exists, only those with the topic's id count.
+        """Return those of `found` that belong to the partition or topic `name`.
 
-        Partitions that exist are left out, unless `there`.
+        If the topic exists again, and any of them have its present topic id, only these are returned. Deletions of
+        partitions that exist again are left out, unless `there`.
         """
         chosen = []
         for each in found:
@@ -346,5 +353,5 @@ class Deleter(Maintenance):
 
 
 def _newest(found: Sequence[_Found]) -> _Found:
-    """Return the deletion that came last."""
+    """Return the partition that was deleted last."""
     return max(reversed(found), key=lambda each: each.kept.deleted_ms)

@@ -1,8 +1,9 @@
 """Finishes or undoes moves between log directories that a crash interrupted, before partitions are loaded.
 
-A copy is named `<name>.<uuid>-future`. When it is complete and durable, it holds a file `logfs.moved` with that UUID.
-It becomes the partition when the original is renamed to `<name>.<uuid>-stray`, with the same UUID. After a crash
-before that rename the move is undone. docs/durability.md ("Moving a partition") has the state after each step.
+A move copies a partition to a directory `<name>.<uuid>-future`. When the copy is complete and durable, it holds a
+file `logfs.moved` with that UUID. The copy becomes the partition when the original directory is renamed to
+`<name>.<uuid>-stray`, with the same UUID. After a crash before this rename, the move is undone; after a later crash,
+it is finished. docs/durability.md ("Moving a partition") has the state after each step.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ logger = logging.getLogger(__name__)
 class FoundDirectories(NamedTuple):
     """The partition directories in a log directory, by kind.
 
-    `partitions` have (name, path, inode number). `futures` are the copies of unfinished moves. `strays` are originals
-    that a copy has replaced, or directories that a broker has set aside.
+    `partitions` has (name, path, inode number) of each. `futures` are the copies of unfinished moves. `strays` are
+    the directories of partitions that were moved away, or that a broker has set aside.
     """
 
     partitions: list[tuple[TopicPartition, Path, int]]
@@ -41,7 +42,7 @@ class FoundDirectories(NamedTuple):
 
 
 def futures(log_dir: LogDir) -> Iterator[tuple[TopicPartition, int]]:
-    """Yield each partition that is being moved into a log directory, and the bytes of .log files copied so far."""
+    """Yield the name of each partition that is being moved into a log directory, and the .log bytes copied so far."""
     if log_dir.failure is not None:
         return
     for entry in log_dir.disk.scan(log_dir.path):
@@ -56,10 +57,11 @@ def finish_or_undo(
     found: dict[LogDir, FoundDirectories],
     wanted: Callable[[str], bool],
 ) -> None:
-    """Finish or undo the moves of the partitions that `wanted` selects; schedule replaced originals for removal.
+    """Finish or undo the unfinished moves of the partitions that `wanted` selects.
 
-    `found` has the partition directories in each log directory; a copy that becomes the partition is added there to
-    `partitions`. If a move can be neither finished nor undone and no original is left, the partition is offline.
+    `found` has the partition directories in each log directory. If a move is finished, the new directory of the
+    partition is added to `partitions` there, and the original is scheduled for removal. If a move can be neither
+    finished nor undone, and no directory has the partition's name, the partition is offline.
     """
     homes = {name: log_dir for log_dir, each in found.items() for name, *_ in each.partitions}
     strays = {path: log_dir for log_dir, each in found.items() for path in each.strays}
@@ -102,15 +104,15 @@ def _finish_or_undo(
     is_there: bool,
     has_original_left: bool,
 ) -> Path | None:
-    """Finish or undo one move. Return the partition's directory if the copy is the partition now, else None.
+    """Finish or undo one move, whose copy is at `path`. Return the directory of a finished move, else None.
 
-    `is_there` tells whether a directory has the partition's name. `has_original_left` tells whether the copy at
-    `path` is complete and the original was renamed to `-stray`. A read-only store uses the copy under its
-    present name. Raises `InvalidStore` for a move that can be neither finished nor undone.
+    `is_there` tells whether any directory has the partition's name. `has_original_left` tells whether the copy is
+    complete and the original was renamed to `-stray`. A read-only store renames nothing: it uses the copy at `path`.
+    Raises `InvalidStore` if the move can be neither finished nor undone.
     """
     if is_there and has_original_left:
         raise InvalidStore(
-            f"{path}: is the copy that a move has made of the partition, but another directory has the partition's "
+            f"{path}: is a partition's copy in its new log directory, but another directory has the partition's "
             "name; move one of the two directories away"
         )
     if is_there:
@@ -119,7 +121,7 @@ def _finish_or_undo(
             remove_directory(log_dir.disk, path)
         return None
     if log_dir.live:
-        # Another process is still moving the partition: the next refresh finds the result.
+        # Another process may still be moving the partition: the next `refresh` finds the result.
         return None
     if not has_original_left:
         raise InvalidStore(
@@ -136,7 +138,7 @@ def _finish_or_undo(
 
 
 def _is_noted(log_dir: LogDir, copy: Path, named: Path) -> bool:
-    """Whether `copy` is complete and was made by the move whose UUID is in the name of the directory `named`."""
+    """Whether the copy of a partition is complete, and was made by the move with the UUID in the name of `named`."""
     try:
         note = log_dir.disk.read_file(copy / MOVED)
     except FileNotFoundError:
@@ -147,7 +149,7 @@ def _is_noted(log_dir: LogDir, copy: Path, named: Path) -> bool:
 def _remove_original(
     registry: PartitionRegistry, log_dir: LogDir, path: Path, home: LogDir, name: TopicPartition
 ) -> None:
-    """Schedule a stray directory for removal if a copy has replaced it; strays of a broker are kept."""
+    """Schedule a `-stray` directory for removal if its partition was moved; those of a broker are kept."""
     final = home.path / name.directory
     try:
         if _is_noted(home, final, path):

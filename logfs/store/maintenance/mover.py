@@ -1,8 +1,8 @@
 """Moving partitions between log directories while they are in use (Kafka's AlterReplicaLogDirs).
 
-The names of the directories show the step of a move. The copy is `<partition>.<uuid>-future` until it takes the name
-of the partition. The original is renamed to `-stray`, which is the point of no return, and then to `-delete`; it is
-removed once no reader uses it. docs/durability.md has the steps, and what a crash leaves after each.
+The names of the directories show how far a move is. The copy is named `<partition>.<uuid>-future` until it gets the
+name of the partition. The original directory is renamed to `-stray`, which is the point of no return, and then to
+`-delete`; it is removed once no reader uses it. docs/durability.md has the steps, and what a crash leaves after each.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Appends wait only for the last round of copying. It begins once at most `_LITTLE_BYTES` are missing, or after
-# `_ROUNDS` earlier rounds.
+# A move copies in rounds, each of which copies what was appended during the round before. Appends wait only for the
+# last round. It begins once at most `_LITTLE_BYTES` are left to copy, or after `_ROUNDS` earlier rounds.
 _LITTLE_BYTES = 1024 * 1024
 _ROUNDS = 16
 
@@ -50,15 +50,18 @@ class Mover(Maintenance):
         super().__init__(context)
         self._compactor = compactor
         self._running = make_lock(Level.MOVE)
-        # The requested moves that have not ended: the target log directory by partition, in order of request.
+        # The requested moves that have not ended, in order of request: the target log directory by partition name.
         self.requested: dict[str, Path] = {}
-        # Why requested moves have failed, by partition.
+        # Why requested moves have failed, by partition name.
         self.errors: dict[str, str] = {}
-        # By old directory of a moved partition: the partition, and the segments that readers may still use there.
+        # By the old directory of each moved partition: the partition, and the segments there that readers may use.
         self._left: dict[Path, tuple[Partition, WeakSet[Segment]]] = {}
 
     def request(self, name: str, log_dir: str | os.PathLike[str]) -> None:
-        """Request that the next `run_due` moves a partition to `log_dir`. Raises as `move` if it cannot be moved."""
+        """Request that the next `run_due` moves a partition to `log_dir`.
+
+        Raises the errors of `move` if it is already known that the partition cannot be moved there.
+        """
         self._check(name, log_dir)
         self.errors.pop(name, None)
         self.requested[name] = Path(log_dir)
@@ -74,7 +77,7 @@ class Mover(Maintenance):
                 self.errors[name] = str(error)
                 logger.error("%s: was not moved to %s: %s", name, log_dir, error)
             finally:
-                # Another move of the partition may have been requested meanwhile: keep that request.
+                # If another move of the partition was requested meanwhile, keep that request.
                 if self.requested.get(name) == log_dir:
                     del self.requested[name]
 
@@ -83,12 +86,15 @@ class Mover(Maintenance):
     ) -> None:
         """Move a partition to another log directory of the store; appends and reads go on meanwhile.
 
-        `progress` is called with the bytes that were copied since the last call. After an error before the copy
-        replaces the original, the partition stays where it is, and the copy is removed. Raises `InvalidName` if the
-        store does not have the directory or the partition is in it already, `InvalidSetting` if the directory has
-        other settings of the topic, `PartitionExists` if it has an entry with that name, `NotWritable`,
-        `PartitionFailed`, `LogDirFailed`, `MoveAborted` after `stop`, after a deletion, or while a commit to the
-        partition is not finished, and `OSError`, with ENOSPC before the copy if the directory has too little room.
+        `progress` is called with the number of bytes that were copied since the last call. After an error before the
+        copy replaces the original, the partition stays where it is, and the copy is removed. Raises these errors:
+
+        - `InvalidName` if the store does not have the log directory, or the partition is in it already;
+        - `InvalidSetting` if the log directory has other settings of the topic;
+        - `PartitionExists` if the log directory already has an entry with the partition's name;
+        - `MoveAborted` after `stop`, if the partition was deleted, or while a commit to it is not finished;
+        - `OSError` (ENOSPC), before anything is copied, if the log directory has too little free space;
+        - `NotWritable`, `PartitionFailed`, `LogDirFailed` and other `OSError`.
         """
         with self._running:
             target = self._check(name, log_dir)
@@ -108,7 +114,7 @@ class Mover(Maintenance):
             logger.info("%s: moved to %s, %d bytes", name, target.path, size)
 
     def _check(self, name: str, log_dir: str | os.PathLike[str]) -> LogDir:
-        """Return the log directory of a path. Raises as `move` if the partition cannot be moved there."""
+        """Return the `LogDir` with the path `log_dir`. Raises the errors of `move` if the move is not possible."""
         registry = self._registry
         if registry.read_only:
             raise NotWritable(f"{name}: not moved: the store is open read-only")
@@ -124,14 +130,14 @@ class Mover(Maintenance):
         target = found[0]
         if target.failure is not None:
             raise target.failure
-        # Check under this lock, which is also held when another move changes `homes` and renames the directory.
+        # Hold the lock under which another move changes `homes` and renames the directory.
         with registry.disk.hold(registry.lock):
             if target is registry.homes.get(name):
                 raise InvalidName(f"{name}: not moved: it is in {target.path} already")
             if target.disk.exists(target.path / name):
                 raise PartitionExists(f"{target.path / name}: already exists; move it away")
         registry.settings.check_copy(partition.topic, target.disk, target.path)
-        # A move copies only local segments; the remote ones stay in the object store.
+        # A move copies only the local segments; remote segments stay in the object store.
         free, size = target.disk.free_bytes(target.path), partition.local_bytes
         if free < size:
             raise OSError(
@@ -146,7 +152,7 @@ class Mover(Maintenance):
         copy = PartitionCopy(partition, target.disk, directory, spend)
         try:
             copy.catch_up()
-            # Compaction waits until the swap is over, because it must find its files under the same paths.
+            # Hold off compaction until the swap is over, because its files must not change their paths.
             with self._compactor.running:
                 for _ in range(_ROUNDS):
                     if copy.missing_bytes <= _LITTLE_BYTES:
@@ -165,7 +171,7 @@ class Mover(Maintenance):
             raise
 
     def _swap(self, partition: Partition, target: LogDir, copy: PartitionCopy) -> None:
-        """Make the copy the partition, in the steps that docs/durability.md describes ("Moving a partition")."""
+        """Replace the original by the copy, in the steps that docs/durability.md describes ("Moving a partition")."""
         registry, name = self._registry, partition.name.directory
         if registry.partitions.get(name) is not partition:
             raise MoveAborted(f"{name}: not moved: it was deleted meanwhile")
@@ -209,7 +215,10 @@ class Mover(Maintenance):
     def _schedule_removal(
         self, partition: Partition, source: LogDir, stray: Path, left: WeakSet[Segment]
     ) -> None:
-        """Have the original removed after `file.delete.delay.ms`. After an error, the next opening removes it."""
+        """Schedule the original directory for removal after `file.delete.delay.ms`.
+
+        If that fails, the error is logged, and the next opening of the store removes the directory.
+        """
         registry = self._registry
         unique = names.unique_part(stray.name)
         doomed = source.path / names.deleted_directory(partition.name, unique)
@@ -230,7 +239,8 @@ class Mover(Maintenance):
     def still_read(self, directory: Path) -> set[int]:
         """Return the base offsets of the segments that readers still use in the old directory of a moved partition.
 
-        `directory` is scheduled for removal. The result is empty if it is not the old directory of a move.
+        `directory` is any directory that is scheduled for removal. If it is not the old directory of a move, the
+        result is empty.
         """
         if directory not in self._left:
             return set()

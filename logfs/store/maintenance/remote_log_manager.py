@@ -1,10 +1,11 @@
 """Copies sealed segments of tiered logs into an object store, and deletes them there (Kafka's RemoteLogManager).
 
-A copy begins with a durable record of its start. Then its objects are stored and read back. The copy is finished once
-the record of its end is durable. The next run deletes an interrupted copy. A durable record also precedes the
-deletion of a segment. Its objects are deleted once `file.delete.delay.ms` has passed and, unless the partition was
-deleted, no reader holds them. Only the owner of the bucket stores and deletes objects:
-`logfs.store.tiering.bucket_owner`. Retention (`Retainer`) drops the local segments that were copied.
+The copy of a segment has three steps: write a durable metadata record that the copy has started, store its objects
+and read them back, and write a durable record that the copy is finished. The next run deletes a copy that was
+interrupted. Before a remote segment is deleted, a durable record says so, too. Its objects are deleted after
+`file.delete.delay.ms` and, unless the whole partition was deleted, not while a reader uses them. Only the owner of
+the bucket (`logfs.store.tiering.bucket_owner`) stores and deletes objects. Retention (`Retainer`) deletes the local
+segments that were copied.
 """
 
 from __future__ import annotations
@@ -56,14 +57,14 @@ class CopyPlan(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of the .log files of the segments."""
+        """The total size of the segments' .log files in bytes."""
         return sum(segment.size_bytes for segment in self.segments)
 
 
 class RemoteLogManager(Maintenance):
-    """The upkeep of the remote segments of a store. Any thread may call it.
+    """Copies segments of a store into an object store, and deletes remote segments. Any thread may call it.
 
-    One copy runs at a time. One deletion may run at the same time as the copy, because a copy may take hours.
+    One call copies at a time. Another call may delete at the same time, because copying may take hours.
     """
 
     def __init__(self, context: MaintenanceContext) -> None:
@@ -74,7 +75,7 @@ class RemoteLogManager(Maintenance):
         self.backoff = Backoff(context.registry.clock)
         # The ids of the remote segments that are being copied now.
         self._copying: set[uuid.UUID] = set()
-        # Totals since the store was opened; the metrics with Kafka's names show them.
+        # Totals since the store was opened, for the metrics.
         self.copied_bytes = 0
         self.copied_segments = 0
         self.copy_errors = 0
@@ -82,12 +83,15 @@ class RemoteLogManager(Maintenance):
         self.delete_errors = 0
 
     def plan(self, name: str) -> CopyPlan:
-        """Return which segments of a partition would be copied now. Raises `InvalidSetting` if it is not tiered."""
+        """Return the segments of a partition to copy now. Raises `InvalidSetting` if the topic is not tiered."""
         partition = self._registry[name]
         return self._plan(partition, self._log_of(partition))
 
     def plan_of(self, partition: Log) -> CopyPlan:
-        """Return the segments to copy; none if the topic copies no segments, or if it is unknown what was copied."""
+        """Return the segments of a partition that are not copied yet, without raising an error.
+
+        The result has no segments if the topic copies none, or if it is unknown which segments were copied.
+        """
         try:
             log = self._tiered.of(partition) if partition.config.copies_segments else None
             if log is not None:
@@ -110,7 +114,7 @@ class RemoteLogManager(Maintenance):
         return log
 
     def _plan(self, partition: Log, log: TieredLog) -> CopyPlan:
-        """Return the sealed segments to copy, up to the last stable offset. `copy` flushes the log first."""
+        """Return the sealed segments below the last stable offset that are not copied yet."""
         if partition.config.remote_log_copy_disable:
             return CopyPlan((), "remote.log.copy.disable is true")
         begin = log.end_offset
@@ -126,18 +130,18 @@ class RemoteLogManager(Maintenance):
         return CopyPlan(found, "it is the active segment")
 
     def copy(self, name: str, progress: Progress = lambda _: None) -> CopyPlan:
-        """Copy the segments of a partition that are due, one after another, and return the plan that was carried out.
+        """Copy the segments that `plan` returns, one after another, and return those that were copied.
 
-        Before part of a .log file is sent, and before bytes are read back, `progress` is called with their number.
-        Segments that were copied before an error stay copied. Raises `InvalidSetting` if the topic is not tiered,
-        `NotWritable` if the bucket belongs to another store, `RemoteStorageError`, `PartitionFailed`, `Corrupt` and
-        `OSError`.
+        `progress` is called with each number of bytes before they are sent, and again before they are read back.
+        After an error, the segments that were completely copied stay copied. Raises `InvalidSetting` if the topic is
+        not tiered, `NotWritable` if the bucket belongs to another store, `RemoteStorageError`, `PartitionFailed`,
+        `Corrupt` and `OSError`.
         """
         with self._running:
             partition = self._registry.writable(name)
             log = self._log_of(partition)
             if partition.recovery_point < partition.active.base_offset:
-                # Flush first: after a power cut, the local log must not end before its copies in the bucket.
+                # Flush first: after a power failure, the local log must not end at a lower offset than its copies.
                 partition.flush()
             plan = self._plan(partition, log)
             if not plan.segments:
@@ -162,7 +166,7 @@ class RemoteLogManager(Maintenance):
 
                 copied = []
                 for segment in plan.segments:
-                    # The records of a segment may have been deleted since the plan was made.
+                    # Skip a segment whose records were deleted (by a new log start) since the plan was made.
                     if segment.next_offset > partition.log_start_offset:
                         self._copy_segment(partition, log, segment, spend)
                         copied.append(segment)
@@ -171,7 +175,7 @@ class RemoteLogManager(Maintenance):
             return done
 
     def _check_wanted(self, partition: Partition) -> None:
-        """Raise an error if the partition has failed or was deleted, or if copying was switched off meanwhile."""
+        """Raise an error if, meanwhile, the partition has failed or was deleted, or copying was switched off."""
         if partition.failure is not None:
             raise partition.failure
         if not partition.config.copies_segments:
@@ -182,7 +186,7 @@ class RemoteLogManager(Maintenance):
     def _copy_segment(
         self, partition: Partition, log: TieredLog, segment: Segment, spend: Callable[[int], None]
     ) -> None:
-        """Copy one segment: record the start, store the objects and read them back, record the end."""
+        """Copy one segment: record the start, store the objects and read them back, then record the end."""
         from logfs.log.remote.segment_upload import upload
 
         broker = self._registry.settings.broker_config
@@ -197,8 +201,8 @@ class RemoteLogManager(Maintenance):
             stored = upload(log.disk, remote, content, broker, spend)
             copied = remote._replace(custom=custom_metadata.encode(stored))
             with self._registry.lock:
-                # Truncations, deletions and moves hold this lock, so none happens between these checks and the record
-                # of the end. Appends do not hold it, and continue.
+                # Truncations, deletions and moves hold this lock, too, so none can happen between these checks and
+                # the record that the copy is finished. Appends do not need the lock, and continue.
                 self._check_wanted(partition)
                 if not partition.holds([segment]) or segment.content is not before:
                     raise PartitionFailed(
@@ -216,10 +220,10 @@ class RemoteLogManager(Maintenance):
         logger.debug("%s: copied", segment.path)
 
     def expire(self) -> None:
-        """Delete the remote segments that no log needs any more.
+        """Delete the remote segments that no partition needs any more.
 
         These are segments below the log start offset, segments of deleted partitions and of topics whose tiering was
-        switched off, and interrupted copies. An error for one segment is logged; the others are deleted all the same.
+        switched off, and interrupted copies. An error for one segment is logged, and the others are still deleted.
         """
         with self._expiring:
             for partition in self._tiered.metadata.partitions():
@@ -241,7 +245,8 @@ class RemoteLogManager(Maintenance):
             if each.segment_id in self._copying:
                 continue
             if each.state is SegmentState.COPY_SEGMENT_STARTED:
-                # Read again: the copy may just have ended. Its end is recorded before its id leaves `_copying`.
+                # Read the state again, because the copy may just have been finished. This is recorded before the id
+                # is removed from `_copying`.
                 now = metadata.segments(remote).get(each.segment_id)
                 if now != each or self._is_only_copy(partition, each):
                     continue
@@ -253,14 +258,14 @@ class RemoteLogManager(Maintenance):
             self._delete(name, doomed)
         states = {each.state for each in metadata.segments(remote).values()}
         if metadata.is_deleted(remote) and SegmentState.DELETE_SEGMENT_STARTED not in states:
-            # The remaining segments belong to a new partition of the same name and topic id.
+            # Segments that are left belong to a new partition with the same name and topic id.
             metadata.end_deletion(remote)
 
     def _is_only_copy(self, partition: Partition | None, begun: RemoteSegment) -> bool:
-        """Whether the copy `begun`, unfinished according to the metadata, has records that no other segment has.
+        """Whether the remote segment `begun`, a copy not recorded as finished, has the only copy of its records.
 
-        A local segment is dropped only after its copy is finished. So if its records are not local any more, the copy
-        was finished, and damage in the metadata topic has hidden the record of its end.
+        A local segment is dropped only after its copy is finished. So if the records are no longer in a local
+        segment, the copy was finished, and the record of this was lost by damage in the metadata topic.
         """
         if partition is None or begun.end_offset < partition.log_start_offset:
             return False
@@ -281,14 +286,14 @@ class RemoteLogManager(Maintenance):
         return True
 
     def _live(self, remote: RemotePartition, name: str) -> Partition | None:
-        """Return the loaded partition that `remote` names; None if it was deleted, is not loaded, or has failed."""
+        """Return the partition that `remote` names; None if it was deleted, is not loaded, or has failed."""
         partition = self._registry.written().get(name)
         if partition is None or partition.failure is not None:
             return None
         return partition if self._tiered.identify(partition) == remote else None
 
     def _mark_expired(self, partition: Partition, remote: RemotePartition) -> None:
-        """Make the log start offset of a partition durable, then record which of its remote segments to delete."""
+        """Record which remote segments of a partition are to be deleted, after its log start offset is durable."""
         name = partition.name.directory
         is_switched_off = not partition.config.remote_storage_enable
         finished = [
@@ -313,9 +318,9 @@ class RemoteLogManager(Maintenance):
             partition.detach_remote()
 
     def _is_needed(self, segment: RemoteSegment) -> bool:
-        """Whether a remote segment that is to be deleted must be kept for readers for now.
+        """Whether a remote segment that is to be deleted must be kept for now.
 
-        A segment of a deleted partition is deleted after `file.delete.delay.ms`, even if a reader holds it.
+        It is kept for `file.delete.delay.ms` and, unless its partition was deleted, as long as a reader uses it.
         """
         is_deleted = self._tiered.metadata.is_deleted(segment.partition)
         if self._tiered.is_read(segment) and not is_deleted:
@@ -347,7 +352,10 @@ class RemoteLogManager(Maintenance):
                 self.deleted_segments += 1
 
     def run_due(self) -> None:
-        """Copy and delete what is due, every `remote.log.manager.task.interval.ms`. Failed work is retried later."""
+        """Copy segments and delete remote segments if `remote.log.manager.task.interval.ms` has passed.
+
+        Failed work is logged, and retried by a later call.
+        """
         registry, task = self._registry, MaintenanceTask.TIERING
         broker, now_ms = registry.settings.broker_config, registry.clock()
         if not due({task: self.timer}, broker, now_ms, is_paused=registry.is_paused):
@@ -365,7 +373,7 @@ class RemoteLogManager(Maintenance):
         self.timer = Timer(registry.clock())
 
     def _claim_once(self) -> None:
-        """Claim the bucket if topics are tiered and it is not claimed yet; after a refused claim, try again."""
+        """Claim the bucket if the last claim was refused, or if topics are tiered and it is not claimed yet."""
         partitions = list(self._registry.partitions.values())
         if self._tiered.owner.refusal or (
             not self._tiered.owner.is_claimed
@@ -374,7 +382,7 @@ class RemoteLogManager(Maintenance):
             self._tiered.owner.claim()
 
     def _copy_due(self, name: str) -> None:
-        """Copy the segments of a partition that are due, if it is tiered and its upkeep is not paused."""
+        """Copy the segments of a partition that can be copied, if it is tiered and its upkeep is not paused."""
         partition = self._registry.partitions.get(name)
         if partition is None or partition.is_paused or partition.failure is not None:
             return
@@ -389,7 +397,7 @@ class RemoteLogManager(Maintenance):
 
 
 def _content(partition: Partition, segment: Segment, now_ms: int) -> SegmentContent:
-    """Return the content of a sealed segment to copy: its .log file, indexes, leader epochs and producer snapshot."""
+    """Return what to copy of a sealed segment: its .log file, indexes, leader epochs and producer snapshot."""
     from logfs.log.remote.segment_upload import SegmentContent
 
     text = segment.end.text
@@ -417,7 +425,7 @@ def _content(partition: Partition, segment: Segment, now_ms: int) -> SegmentCont
 
 
 def _snapshot(partition: Partition, segment: Segment, now_ms: int) -> bytes:
-    """Return the producer snapshot at the end of a segment; if its file is missing, make it from the log."""
+    """Return the producer snapshot at the end of a segment, made from the log if the snapshot file is missing."""
     try:
         return partition.snapshots.read(segment.next_offset)
     except FileNotFoundError:
@@ -434,7 +442,10 @@ def _describe(
     content: SegmentContent,
     now_ms: int,
 ) -> RemoteSegment:
-    """Return the record of a copy that starts now. Raises `RemoteStorageError` without a leader epoch."""
+    """Return the metadata record that a copy of a segment starts now.
+
+    Raises `RemoteStorageError` if the segment has no leader epoch.
+    """
     end = segment.next_offset
     entries = partition.epochs.entries
     epochs = [

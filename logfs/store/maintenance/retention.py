@@ -1,15 +1,15 @@
 """Retention: which segments are eligible for deletion and why, and their deletion (kafka-storage 7).
 
-`plan_retention` plans and changes nothing; `Retainer` deletes. There are three passes: for segments below the log
-start offset, for segments in excess of `retention.bytes`, and for segments older than `retention.ms`. Each pass
-begins at the oldest segment that is left, and ends at the first segment that the pass does not delete.
+`plan_retention` only finds the segments; `Retainer` deletes them. They are found in three passes over the log: for
+segments below the log start offset, for segments in excess of `retention.bytes`, and for segments older than
+`retention.ms`. Each pass begins at the oldest segment that is left, and ends at the first segment that it does not
+delete. The passes for size and age also end at the first record that a group of `logfs.retention.groups` has not
+read.
 
-The passes for size and age end at the first record that a group of `logfs.retention.groups` has not read.
-
-In a tiered log all passes go over the remote and the local segments, each counted once. Unless
-`remote.log.copy.disable` is true, those for size and age end at the first segment that is not copied yet. Two more
-passes, with `local.retention.bytes` and `local.retention.ms`, then find the segments to drop from the local disk;
-readers use their copies from then on (KIP-405).
+In a tiered log these passes go over the remote and the local segments; a segment that is both counts once. Unless
+`remote.log.copy.disable` is true, the passes for size and age end at the first segment that is not copied yet. Two
+more passes, with `local.retention.bytes` and `local.retention.ms`, then find the segments to delete from the local
+disk only. From then on, readers use the copies in the object store (KIP-405).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _SMALL_BYTES = 64 * 1024
 
 
 class RetentionCause(Enum):
-    """The pass that made a segment eligible for deletion."""
+    """Why a segment is eligible for deletion: the log start offset, or the setting whose limit it exceeds."""
 
     START = "log-start-offset"
     SIZE = "retention.bytes"
@@ -52,13 +52,13 @@ class RetentionCause(Enum):
     LOCAL_TIME = "local.retention.ms"
 
 
-# The passes for size and age, over a whole log and over its local segments. Their values are names of settings.
+# The causes to report for a segment beyond the limits of size and of age: for a whole log, and for local segments.
 _TOTAL = RetentionCause.SIZE, RetentionCause.TIME
 _LOCAL = RetentionCause.LOCAL_SIZE, RetentionCause.LOCAL_TIME
 
 
 class Expired(NamedTuple):
-    """A segment eligible for deletion, the pass that found it, and the reason in words."""
+    """A segment that is eligible for deletion, and why: the cause, and the reason in words."""
 
     segment: Segment
     cause: RetentionCause
@@ -73,11 +73,11 @@ class Unread(NamedTuple):
 
 
 class RetentionPlan(NamedTuple):
-    """The result of retention if it were done now.
+    """What retention would delete from a log now.
 
-    `expired` are the segments to drop, oldest first. `stays` says why the oldest remaining segment stays; it is
-    empty if no segment remains. `log_start_offset` is the log start offset after the segments are dropped. `released`
-    are the local segments that are dropped only from the local disk.
+    `expired` are the segments to delete, oldest first, and `log_start_offset` is the log start offset after their
+    deletion. `stays` says why the oldest remaining segment is kept; it is "" if no segment remains. `released` are
+    the segments to delete only from the local disk.
     """
 
     expired: Sequence[Expired]
@@ -97,11 +97,11 @@ def plan_retention(
     copied_end: int | None = None,
     unread: Unread | None = None,
 ) -> RetentionPlan:
-    """Return which segments of a log to drop; the active one is among them only if all have expired.
+    """Return which segments of a log to delete. The active segment is deleted only if all segments are.
 
-    `config` is None if the topic's settings are unknown: then no segment is dropped by size or age. `now_ms` is in ms
-    since the epoch. In a tiered log, `copied_end` is the offset after the last segment that was copied. Records at or
-    after the offset of `unread` are not dropped by size or age.
+    `config` is None if the topic's settings are unknown; then no segment is deleted by size or age. `now_ms` is in ms
+    since the epoch. `copied_end` is the offset after the last segment that was copied to the object store, None if
+    the log is not tiered. Records at or above the offset of `unread` are not deleted by size or age.
     """
     # Read these offsets before the timestamps: the new log start must not be above records appended meanwhile.
     starts = [log_start_offset, *(segment.next_offset for segment in segments)]
@@ -112,7 +112,8 @@ def plan_retention(
         left = segments[len(expired) :]
         stays = _why_it_stays(left, config, now_ms)
         return RetentionPlan(expired, stays, starts[len(expired)])
-    # Size and age drop only segments that the groups have read and, if the topic copies segments, were copied.
+    # By size and age, delete only segments that the groups have read and that, if the topic copies segments to the
+    # object store, were copied.
     copied = copied_end if copied_end is not None and config.copies_segments else LONG_MAX
     end = copied if unread is None else min(copied, unread.offset)
     limits = config.retention_bytes, config.retention_ms
@@ -134,7 +135,11 @@ def _beyond_limits(
     causes: tuple[RetentionCause, RetentionCause],
     now_ms: int,
 ) -> Iterator[Expired]:
-    """Yield the segments beyond `limits` (bytes, ms; negative for none); `causes` are the passes for size and age."""
+    """Yield the segments beyond `limits`, oldest first.
+
+    `limits` are the maximum size (bytes) and age (ms) of the log, negative for no limit. `causes` are the causes to
+    report for a segment beyond the limit of size and of age.
+    """
     (most_bytes, most_ms), (by_size, by_age) = limits, causes
     excess = sum(segment.size_bytes for segment in segments) - most_bytes if most_bytes >= 0 else -1
     for segment in segments:
@@ -146,12 +151,12 @@ def _beyond_limits(
             yield Expired(segment, by_size, reason)
             excess -= size
             continue
-        # The pass for size ends at the first segment that it does not delete.
+        # The deletion of this segment would leave less than `most_bytes`, so only the age matters from here on.
         excess = -1
         is_small = size <= _SMALL_BYTES
         if most_ms < 0 or (not is_small and now_ms - segment.largest_timestamp <= most_ms):
             return
-        # Check the records too: an index is a cache, and a wrong one must not delete a segment.
+        # Check the records, too: a wrong time index must not cause the deletion of a segment.
         newest = _newest_timestamp(segment, whole=is_small)
         if now_ms - newest <= most_ms:
             return
@@ -164,17 +169,17 @@ def _beyond_limits(
 def _newest_timestamp(segment: Segment, *, whole: bool) -> int:
     """Return the greatest timestamp of a record (ms); the .log file's modification time if no record has one.
 
-    With `whole` all batches are read. Otherwise the last ones and the time index (`largest_timestamp`) are read.
+    With `whole` all batches are read. Otherwise only the last batches and the time index (`largest_timestamp`) are.
     """
     if segment.is_tiered:
-        # The metadata topic is not a cache, so it is trusted; reading the segment would cost requests.
+        # This timestamp comes from the metadata topic, which is trusted. Reading the segment would cost requests.
         return segment.largest_timestamp
     start, newest = 0, -1
     if not whole:
         start, newest = segment.position_of(segment.next_offset - 1), segment.largest_timestamp
     for found in segment.walk(start):
         if isinstance(found, Damage):
-            # Records that cannot be read may be as new as the file.
+            # Records that cannot be read may be as new as the last change of the file.
             newest = max(newest, segment.mtime_ms())
         else:
             newest = max(newest, found[1].header.max_timestamp)
@@ -188,9 +193,9 @@ def _why_it_stays(
     unread: Unread | None = None,
     copied_end: int = LONG_MAX,
 ) -> str:
-    """Return why the oldest segment stays: users often ask why an old record is still there. "" without segments.
+    """Return why retention keeps the oldest segment, as a text for users; "" if there are no segments.
 
-    Only segments that end at or below `copied_end` may be dropped by size or age.
+    Only segments that end at or below `copied_end` may be deleted by size or age.
     """
     if not segments:
         return ""
@@ -231,9 +236,10 @@ def _why_it_stays(
 
 
 class Retained(NamedTuple):
-    """The last retention that dropped segments of a partition: its time, what it dropped, the new log start offset.
+    """The last retention that deleted segments of a partition.
 
-    The time is in ms since the epoch. Segments dropped only from the local disk do not count.
+    `when_ms` is its time (ms since the epoch). `segments` and `size_bytes` are the number and the size of the deleted
+    segments, without those that were deleted only from the local disk.
     """
 
     when_ms: int
@@ -247,7 +253,7 @@ class Retainer(Maintenance):
 
     def __init__(self, context: MaintenanceContext) -> None:
         super().__init__(context)
-        # Totals since the store was opened, and the last retention of each partition.
+        # Totals since the store was opened, by cause, and the last retention by partition name.
         self.segments: Counter[RetentionCause] = Counter()
         self.size_bytes: Counter[RetentionCause] = Counter()
         self.last: dict[str, Retained] = {}
@@ -260,9 +266,9 @@ class Retainer(Maintenance):
         return self._plan(name, self._unread(name))
 
     def _unread(self, name: str) -> Unread | None:
-        """Return the first offset that a group of `logfs.retention.groups` has not read; None without such groups.
+        """Return the first offset that a group of `logfs.retention.groups` has not read; None if there is no group.
 
-        For a group without a commit for the partition, this is the log start offset.
+        A group without a committed offset for the partition has read nothing: its offset is the log start offset.
         """
         partition = self._registry[name]
         found = []
@@ -280,7 +286,7 @@ class Retainer(Maintenance):
         start = partition.log_start_offset
         is_tiered = partition.config.remote_storage_enable
         log = self._tiered.of(partition) if is_tiered else None
-        # Without a topic id nothing is copied, so nothing may be dropped.
+        # 0 if the partition of a tiered topic has no topic id: nothing was copied, so nothing may be deleted.
         copied_end = log.end_offset if log else 0 if is_tiered else None
         return plan_retention(
             partition.segments, config, start, registry.clock(), copied_end, unread
@@ -316,7 +322,8 @@ class Retainer(Maintenance):
                     for name, each in ((n, registry.find(n)) for n in registry)
                     if each is not None and not each.is_paused and each.failure is None
                 ]
-        # Do this without the registry's lock: `Groups` takes its own lock first; the other order could deadlock.
+        # Do this without the registry's lock: `Groups` takes its own lock before the registry's, so the reverse order
+        # could deadlock.
         for name in names:
             try:
                 unread[name] = self._unread(name)
@@ -329,7 +336,8 @@ class Retainer(Maintenance):
                 with errors:
                     attempt(name, partial(look, name))
             if plans:
-                # Write the log start offsets before files are renamed, or a crash could bring dropped records back.
+                # Write the log start offsets before files are renamed: otherwise deleted records could reappear after
+                # a crash.
                 with errors:
                     self._checkpoints.write()
             for name, found in plans.items() if errors.only_of_log_dirs else ():
@@ -365,13 +373,13 @@ class Retainer(Maintenance):
         )
 
     def _release(self, name: str, released: Sequence[Expired]) -> None:
-        """Drop segments from the local disk; readers use their copies in the object store from now on."""
+        """Delete segments from the local disk. From then on, readers use the copies in the object store."""
         partition = self._registry.writable(name)
         log = self._tiered.of(partition)
         assert log is not None, "the plan was made with it"
         owner = self._tiered.owner
         if owner.refusal or owner.is_copy():
-            # Another store owns the bucket, and may delete the copies.
+            # Keep the local segments: another store owns the bucket, and may delete the copies.
             return
         copies = log.copies_of([gone.segment for gone in released])
         if not copies:

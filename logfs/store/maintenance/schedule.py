@@ -23,7 +23,7 @@ _LEAST_WAIT_SECONDS = 0.05
 
 
 class MaintenanceTask(Enum):
-    """The kinds of tasks, in the order in which they are done."""
+    """The periodic tasks of a store, in the order in which they are done."""
 
     FLUSH = "flush"
     COMMIT = "commit"
@@ -36,8 +36,8 @@ class MaintenanceTask(Enum):
     TIERING = "tiering"
 
 
-# The tasks that a pause stops. Tasks for durability go on (flushes that settings ask for, commits and checkpoints),
-# and so does the expiry of producers.
+# The tasks that are not done while upkeep is paused. Tasks for durability go on (flushes that settings require,
+# commits and checkpoints), and so does the expiry of idle producers.
 PAUSABLE = frozenset(MaintenanceTask) - {
     MaintenanceTask.FLUSH,
     MaintenanceTask.COMMIT,
@@ -47,14 +47,17 @@ PAUSABLE = frozenset(MaintenanceTask) - {
 
 
 class Timer(NamedTuple):
-    """The start of a task's wait (ms since the epoch) and its length (ms); None for the interval in the settings."""
+    """When a task began to wait (ms since the epoch), and how long it waits (ms).
+
+    If `wait_ms` is None, it waits for the interval in the settings (`interval_ms`).
+    """
 
     since_ms: int
     wait_ms: int | None = None
 
 
 def interval_ms(task: MaintenanceTask, broker: BrokerConfig) -> int:
-    """Return the interval of a task in ms, as configured; 0 for a task that is due at each `run_due`."""
+    """Return the interval (ms) of a task in the settings; 0 for a task that is due at each `run_due`."""
     if task is MaintenanceTask.PRODUCERS:
         return broker.producer_id_expiration_check_interval_ms
     if task is MaintenanceTask.CHECKPOINT:
@@ -80,8 +83,8 @@ def due(
 ) -> list[MaintenanceTask]:
     """Return the tasks of `timers` that are due at `now_ms` (ms since the epoch), in the order of `timers`.
 
-    A task that began to wait after `now_ms` is due, too: the clock was set back. While upkeep is paused
-    (`is_paused`), the tasks in `PAUSABLE` are left out.
+    If the clock was set back, so that a task began to wait after `now_ms`, the task is due, too. While upkeep is
+    paused (`is_paused`), the tasks in `PAUSABLE` are left out.
     """
     return [
         task
@@ -92,24 +95,26 @@ def due(
 
 
 class Backoff:
-    """The waits before failed work is retried: a second, then twice as long after each failure, up to a minute.
+    """The time for which failed work waits until it is retried: a second, doubled at each failure, up to a minute.
 
-    Work is identified by its task and the name of its partition or directory, or "" for the task as a whole.
+    Work is identified by its task and the name of the partition or directory that it is for, or "" if it is the whole
+    task.
     """
 
     def __init__(self, clock: Callable[[], int]) -> None:
         """Begin without any failed work; `clock` returns the time in ms since the epoch."""
         self._clock = clock
-        # By task and name: how often the work failed, when it last did (ms since the epoch), and its wait (ms).
+        # By task and name: how often the work failed, when it failed last (ms since the epoch), and how long it waits
+        # from then on (ms).
         self._failed: dict[tuple[MaintenanceTask, str], tuple[int, int, int]] = {}
 
     def __iter__(self) -> Iterator[tuple[MaintenanceTask, str]]:
         return iter(list(self._failed))
 
     def attempt(self, task: MaintenanceTask, name: str, work: Callable[[], object]) -> int | None:
-        """Call `work`, unless it failed before and its wait is not over.
+        """Call `work`, unless it failed before and still has to wait.
 
-        If the work fails now, log the error, and return the ms until the retry. Otherwise return None.
+        If `work` fails, the error is logged, and the time until the retry (ms) is returned. Otherwise returns None.
         """
         count, since_ms, wait_ms = self._failed.get((task, name), (0, 0, 0))
         if since_ms <= self._clock() < since_ms + wait_ms:
@@ -133,7 +138,7 @@ class Backoff:
         return None
 
     def keep(self, names: Container[str]) -> None:
-        """Forget the failures of work for partitions and directories not in `names`; keep those of whole tasks."""
+        """Forget the failures for partitions and directories that are not in `names`; keep those of whole tasks."""
         for task, name in self:
             if name and name not in names:
                 self._failed.pop((task, name), None)
@@ -144,9 +149,9 @@ def throttle(
     wait: Callable[[float], object],
     clock: Callable[[], float] = time.monotonic,
 ) -> Callable[[int], None]:
-    """Return a function that counts bytes as read or written, and waits until `bytes_per_second` allows them.
+    """Return a function to call with each number of bytes read or written; it waits to keep to `bytes_per_second`.
 
-    The function calls `wait` with the seconds to wait. `clock` returns the time in seconds.
+    To wait, it calls `wait` with a number of seconds. `clock` returns the time in seconds.
     """
     paid_until = clock()
 

@@ -1,6 +1,6 @@
-"""The periodic tasks of a store: runs the tasks that are due, and retries work that fails.
+"""The periodic tasks of a store: runs the tasks that are due, and retries failed work.
 
-This module has no clock and no thread of its own (rule 5 of docs/architecture.md). The store's owner calls
+This module has no clock and no thread of its own (docs/architecture.md, rule 5). The store's owner calls
 `Store.upkeep` periodically. It may call `Compactor.run_due` in another thread, because a round may take minutes.
 """
 
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 class MaintenanceScheduler(Maintenance):
-    """The periodic tasks of a store except compaction, moves and tiering, and when each is due next.
+    """Runs the periodic tasks of a store when they are due, except compaction, moves and tiering.
 
     One thread at a time calls `run_due`; any thread may call the other methods.
     """
@@ -55,7 +55,7 @@ class MaintenanceScheduler(Maintenance):
         self._compactor = compactor
         self._mover = mover
         self.backoff = Backoff(context.registry.clock)
-        # The end of the last run (ms since the epoch) and its duration, for status and metrics.
+        # When the last `run_due` ended (ms since the epoch), how long it took, and how often work has failed.
         self.last_run_ms: int | None = None
         self.last_run_seconds = 0.0
         self.failures = 0
@@ -80,7 +80,7 @@ class MaintenanceScheduler(Maintenance):
             self._timers[task] = Timer(self._registry.clock(), 0)
 
     def next_due(self) -> dict[MaintenanceTask, int]:
-        """Return when each task with an interval, except tiering, is due next, in ms since the epoch."""
+        """Return when each task is due next (ms since the epoch), except tiering and tasks without an interval."""
         broker = self._registry.settings.broker_config
         timers = {**self._timers, MaintenanceTask.COMPACTION: self._compactor.timer}
         return {
@@ -90,7 +90,10 @@ class MaintenanceScheduler(Maintenance):
         }
 
     def run_due(self) -> None:
-        """Do the tasks that are due. Failed work is logged, waits longer each time, and delays no other work."""
+        """Do the tasks that are due.
+
+        Failed work is logged, and retried after a wait that grows with each failure. It does not stop other work.
+        """
         registry = self._registry
         if registry.settings.version != self._seen_version:
             self._seen_version = registry.settings.version
@@ -101,7 +104,7 @@ class MaintenanceScheduler(Maintenance):
             now_ms = registry.clock()
             self._timers[task] = Timer(now_ms)
             self._attempt(task, "", partial(self._acts[task], now_ms))
-        # Partitions that were deleted or have failed for good are not tried again.
+        # Do not retry work for partitions that were deleted or have failed for good.
         alive = {name for name, each in registry.partitions.copy().items() if each.failure is None}
         self.backoff.keep(alive | {path.name for path in list(registry.deletions)})
         self.last_run_ms, self.last_run_seconds = registry.clock(), time.monotonic() - began
@@ -111,7 +114,8 @@ class MaintenanceScheduler(Maintenance):
         wait_ms = self.backoff.attempt(task, name, work)
         if wait_ms is not None:
             self.failures += 1
-            # Try again after the wait, but never later than usual: the other partitions must not wait longer.
+            # Run the task again after the wait, but not later than usual, so that its work for other partitions is
+            # not delayed.
             usual_ms = interval_ms(task, self._registry.settings.broker_config)
             self._timers[task] = Timer(self._registry.clock(), min(wait_ms, usual_ms))
 
@@ -155,11 +159,11 @@ class MaintenanceScheduler(Maintenance):
         logger.debug("checkpoints written")
 
     def _roll(self, now_ms: int) -> None:
-        """Roll active segments that are older than `segment.ms`, although nothing is appended.
+        """Roll active segments that are older than `segment.ms`, even if nothing is appended to them.
 
-        Kafka checks `segment.ms` only at the next append (kafka-storage 4.1), so the last segment of a quiet
-        partition stays active for ever and is never compacted. With `logfs.roll.quiet` at its default, `auto`, this
-        rolls no segment in a log directory that a broker uses.
+        Kafka checks `segment.ms` only at the next append (kafka-storage 4.1), so the last segment of a partition
+        without appends stays active forever, and is never compacted. With `logfs.roll.quiet` at its default, `auto`,
+        no segment in a log directory that a broker uses is rolled.
         """
 
         def roll(name: str, partition: Partition) -> None:
@@ -168,7 +172,7 @@ class MaintenanceScheduler(Maintenance):
                 return
             with partition.lock:
                 active = partition.active
-                # Without an append since the opening of the store, the file's mtime is the time of the last append.
+                # If nothing was appended since the store was opened, take the file's mtime for the last append.
                 since_ms = partition.appended_ms
                 idle_ms = now_ms - (active.mtime_ms() if since_ms is None else since_ms)
                 if is_roll_overdue(active, partition.config, idle_ms, now_ms):
@@ -196,12 +200,15 @@ class MaintenanceScheduler(Maintenance):
                 self._attempt(MaintenanceTask.REMOVAL, path.name, work)
 
     def _remove_directory(self, disk: Disk, path: Path) -> None:
-        """Remove the directory of a deleted or moved partition; after a move, segments that are still read stay."""
+        """Remove the directory of a deleted or moved partition.
+
+        After a move, the segments that readers still use are kept, and the directory with them.
+        """
         with self._registry.lock:
             if path not in self._registry.deletions:
-                # It was brought back.
+                # The partition was restored meanwhile.
                 return
-            # Now it cannot be any more.
+            # From here on, the partition cannot be restored.
             self._registry.deletions[path] = 0
         self._forget_remote(disk, path)
         if remove_directory(disk, path, self._mover.still_read(path)):
@@ -209,12 +216,15 @@ class MaintenanceScheduler(Maintenance):
             logger.info("%s: removed", path)
 
     def _forget_remote(self, disk: Disk, path: Path) -> None:
-        """Record that the remote segments of a deleted partition are to be deleted."""
+        """Record that the remote segments of the partition in a `-delete` directory are to be deleted.
+
+        Nothing is recorded if the partition still exists, as after a move.
+        """
         name = names.classify_directory(path.name)[1]
         topic_id = read_topic_id(disk, path)
         home = self._registry.homes.get(name.directory)
         if home is None:
-            # A log directory that was never read may hold the partition, which then was not deleted.
+            # The partition may still exist in a log directory that could not be read.
             is_deleted = all(each.is_known for each in self._registry.log_dirs)
         else:
             is_deleted = topic_id != read_topic_id(home.disk, home.path / name.directory)
@@ -223,7 +233,7 @@ class MaintenanceScheduler(Maintenance):
 
 
 def update_key_indexes(registry: PartitionRegistry) -> None:
-    """Extend each recently used key index to the end of its log. May take long; an error is logged."""
+    """Extend each recently used key index to the end of its log; this may take long. Errors are logged."""
     for name, partition in registry.partitions.copy().items():
         for keys in partition.key_indexes():
             try:
@@ -233,7 +243,7 @@ def update_key_indexes(registry: PartitionRegistry) -> None:
 
 
 def key_index_progress(registry: PartitionRegistry) -> Iterator[BackgroundOperation]:
-    """Yield the progress of each key index for which the log is being read now."""
+    """Yield the progress of each key index that is being extended now, by reading its log."""
     for name, partition in sorted(registry.partitions.copy().items()):
         for keys in partition.key_indexes():
             progress = keys.progress

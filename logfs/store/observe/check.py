@@ -1,7 +1,7 @@
-"""The read-only audit of a store: it yields all errors that can be seen in the files, as findings.
+"""The read-only audit of a store, which reports all errors that can be seen in the files (`Finding`).
 
-`logfs check` prints the findings, and every test ends with the audit. The audit only reads files, so it may run
-beside a broker or a mount. It sees each log as it was when its audit began, without records written since.
+`logfs check` prints the findings, and every test ends with the audit. The audit only reads files, so it may run while
+a broker or a mount uses them. Records that are written to a log during its audit are not audited.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Finding", "Severity", "check"]
 
-# How often a partition is audited, at most, while its files change during the audit.
+# The maximum number of audits of a partition whose files change during each audit.
 _AUDITS = 5
-# After files have left the log during an audit, so many of the newest segments are held open for the next try.
+# If segments leave the log during an audit, this number of the newest segments is kept open for the next try.
 _HELD_OPEN = 64
 
 
 def check(log_dirs: Path | Sequence[Path], progress: Progress | None = None) -> Iterator[Finding]:
-    """Audit log directories without changing them, and yield the findings; a sound store has none.
+    """Audit log directories without changing them, and yield the findings. A store without errors has none.
 
-    `progress` is called with the name of a partition and the number of bytes of its log just read. Raises the errors
-    of opening a store read-only.
+    `progress` is called with the name of a partition and the number of bytes that were read of its log since the last
+    call. Raises the errors of opening a store read-only.
     """
     report = progress or (lambda *_: None)
     with Store(log_dirs, read_only=True, lazy=True) as store:
@@ -67,9 +67,9 @@ def check(log_dirs: Path | Sequence[Path], progress: Progress | None = None) -> 
 def _check_until_sure(
     store: Store, log_dirs: Path | Sequence[Path], name: str, report: Progress
 ) -> Iterator[Finding]:
-    """Audit a partition; repeat the audit while another process changes files in which errors were found.
+    """Audit a partition. Repeat the audit if files in which errors were found changed during it.
 
-    An error is yielded if the files that it concerns did not change during the audit, or if all audits found it.
+    An error is yielded if the files that it concerns did not change, or if every audit found it.
     """
     found_always: set[Finding] = set()
     with ExitStack() as opened:
@@ -83,7 +83,7 @@ def _check_until_sure(
             if not doubtful or not left:
                 break
             with suppress(LogfsError, OSError):
-                # Open the store again, because it reads the checkpoints only when it is opened.
+                # Open the store again to read the checkpoints again.
                 again = Store(log_dirs, read_only=True, lazy=True, only=name)
                 opened.close()
                 store = opened.enter_context(again)
@@ -95,7 +95,7 @@ def _check_until_sure(
 
 
 def _files_of(store: Store, name: str) -> set[tuple[Path, Status]]:
-    """Return the files that an audit of a partition reads, each with its status; none in a bucket."""
+    """Return the files that an audit of a partition reads, each with its result of `stat`; none in a bucket."""
     home = store.registry.homes.get(name)
     if home is None or home.disk.is_remote:
         return set()
@@ -111,7 +111,10 @@ def _files_of(store: Store, name: str) -> set[tuple[Path, Status]]:
 
 
 def _is_about(path: Path, changed: Collection[Path]) -> bool:
-    """Whether `changed` has a file of the same segment as `path` or, if `path` belongs to no segment, any file."""
+    """Whether the change of the files `changed` may have caused an error in the file `path`.
+
+    If `path` belongs to a segment, only files of this segment count.
+    """
     stem = path.name.partition(".")[0]
     return any(each.name.startswith(stem) for each in changed) if stem.isdigit() else bool(changed)
 
@@ -120,12 +123,12 @@ def _check_by_name(store: Store, name: str, report: Progress) -> list[Finding]:
     try:
         partition = store[name]
     except UnknownPartition:
-        # The partition was deleted meanwhile, so there is nothing to audit.
+        # The partition was deleted after it was listed, so there is nothing to audit.
         return []
     except (LogfsError, OSError) as why:
         return [error(store.registry.home(name) / name, f"cannot be loaded: {why}")]
     findings = _check_partition(store, partition, report)
-    # Close the segments: a store may have more partitions than a process may have descriptors.
+    # Close the segments: the files of all partitions may be more than a process may have open.
     for segment in partition.segments:
         segment.close()
     return findings
@@ -145,7 +148,7 @@ def _check_partition(store: Store, partition: Log, report: Progress) -> list[Fin
             if is_gone and left:
                 partition.refresh()
                 with suppress(Gone, OSError):
-                    # Open files stay readable after they are removed, so compaction cannot interrupt the next try.
+                    # An open file stays readable after its removal, so compaction cannot interrupt the next try.
                     for segment in partition.segments[-_HELD_OPEN:]:
                         segment.hold_open()
                 continue
@@ -158,7 +161,10 @@ def _check_partition(store: Store, partition: Log, report: Progress) -> list[Fin
 
 
 def check_log_dir_files(store: Store) -> Iterator[Finding]:
-    """Audit the log directories' own files (checkpoints, commits); report partitions that cannot be loaded."""
+    """Audit the files of the log directories themselves (checkpoints and the commit file).
+
+    Also reports the partitions that cannot be loaded.
+    """
     for log_dir in store.log_dirs:
         yield from _check_files(store.disk, log_dir.path)
         yield from _check_commits(store, log_dir)
@@ -169,7 +175,7 @@ def check_log_dir_files(store: Store) -> Iterator[Finding]:
 def _check_owner(store: Store) -> Iterator[Finding]:
     """Yield a note if the bucket of tiered partitions belongs to another store."""
     if any(partition.is_tiered for partition in store.registry.partitions.copy().values()):
-        # Errors of the bucket are ignored here, because the audit of the segments reports them.
+        # Ignore errors when the bucket is read: the audit of the segments reports them.
         with suppress(LogfsError, OSError):
             refusal = store.tiered.owner.look()
             if refusal:
@@ -177,7 +183,10 @@ def _check_owner(store: Store) -> Iterator[Finding]:
 
 
 def check_small_files(store: Store, partition: Log) -> Iterator[Finding]:
-    """Audit the small files of a partition; compare log start and end with checkpoints and leader epochs."""
+    """Audit the files of a partition that belong to no segment.
+
+    Also compares the log start and log end offsets with the checkpoints and the leader epochs.
+    """
     directory = partition.directory
     yield from _check_metadata(store.disk, directory)
     try:
@@ -195,7 +204,7 @@ def check_small_files(store: Store, partition: Log) -> Iterator[Finding]:
             yield note(path, "staged more than a day ago, but in no commit; upkeep removes it")
     yield from _check_snapshots(partition)
     if partition.disk.is_remote:
-        # Loading refuses damaged leader epochs, except in a bucket, so they are checked here.
+        # Check the leader epochs of a bucket: a local partition with damaged ones cannot even be loaded.
         try:
             LeaderEpochs(partition.disk, directory)
         except Corrupt as why:
@@ -214,11 +223,12 @@ def check_small_files(store: Store, partition: Log) -> Iterator[Finding]:
             f"should start at offset {log_start}, but ends at {partition.log_end_offset}; remove its line from "
             f"{LOG_STARTS}",
         )
-    # The first leader epoch begins at the log start, because retention writes the epochs before it drops segments.
+    # Retention writes the leader epochs before it deletes segments, so the first epoch must not begin below the first
+    # segment.
     begun = partition.epochs.first_offset
     first = partition.segments[0].base_offset
     if begun is not None and begun < first and log_start < first:
-        # A broker writes its epochs later, and a live log may have dropped segments since the epochs were read.
+        # A broker writes the epochs later, and another process may have deleted segments since the epochs were read.
         report = note if log_dir.is_brokers or log_dir.live else error
         missing = f"offsets {begun} to {first - 1} are missing"
         yield report(
@@ -232,9 +242,9 @@ def _check_log(
     audited: dict[Segment, tuple[list[Finding], list[Account]]],
     report: Progress,
 ) -> Iterator[Finding]:
-    """Audit the segments that are not in `audited` yet, and add them to it; then audit the segments' boundaries.
+    """Audit the segments that are not in `audited`, and add them to it; then check that adjacent segments fit.
 
-    The findings of segments in `audited` are yielded again. Raises `Gone` if a segment leaves the log meanwhile.
+    The findings for segments in `audited` are yielded again. Raises `Gone` if a segment leaves the log meanwhile.
     """
     segments = partition.segments
     for segment in segments:
@@ -260,7 +270,7 @@ def _check_log(
         if findings:
             partition.refresh()
             if segment not in partition.segments:
-                # The segment's files were removed one by one during the audit, so its findings are not errors.
+                # The segment's files were being removed during the audit, so these findings are no errors.
                 raise Gone(f"{segment.path}: has left the log while it was audited")
         audited[segment] = findings, accounts
     each = [account for segment in segments for account in audited[segment][1]]
@@ -270,11 +280,12 @@ def _check_log(
 def trusts_indexes(store: Store, partition: Log, segment: Segment) -> bool:
     """Whether the indexes of a segment must agree with its .log file, so that a difference is an error.
 
-    False if the writer may not have completed the indexes yet, or a crash may have left them incomplete.
+    False if the indexes may be incomplete, because the segment is being written, or because of a crash.
     """
     log_dir = store.registry.homes[partition.name.directory]
     if segment.disk.is_remote:
-        # In a bucket, indexes are complete; if a segment is cut short where the next one begins, they exceed it.
+        # In a bucket, the indexes are complete. But if the end of a segment is ignored, because the next segment has
+        # the same batches, the indexes have entries beyond the segment.
         return not segment.disk.is_cut(segment.file)
     if log_dir.clean:
         return True
@@ -306,7 +317,7 @@ def _check_files(disk: Disk, log_dir: Path) -> Iterator[Finding]:
 
 
 def _check_commits(store: Store, log_dir: LogDir) -> Iterator[Finding]:
-    """Audit the commit file; report a decided commit that is not done, and any missing files that it needs."""
+    """Audit the commit file. Report a commit that is decided but not finished, and missing files that it needs."""
     path = log_dir.path / commit_file.FILE_NAME
     try:
         pending = read_commits(log_dir.disk, log_dir.path).pending

@@ -2,8 +2,8 @@
 
 The names are those that the JMX exporter gives to Kafka's beans, so that dashboards and alerts for brokers work:
 domain, type and name in lower case, joined by `_`. The bean `kafka.log:type=Log,name=Size` is `kafka_log_log_size`.
-For a counter, `PerSec` becomes `_total`. Metrics that Kafka does not have begin with `logfs_`, and metrics that every
-process has begin with `process_`. docs/monitoring.md has the table.
+For a counter, `PerSec` becomes `_total`. The names of metrics that Kafka does not have begin with `logfs_`, and those
+of metrics that every process has with `process_`. docs/monitoring.md lists all metrics.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Family(NamedTuple):
     samples: Sequence[Sample]
 
 
-# The text format.
+# Functions that write metrics as text.
 
 
 def render(families: Iterable[Family], *, as_openmetrics: bool = False) -> bytes:
@@ -58,7 +58,7 @@ def render(families: Iterable[Family], *, as_openmetrics: bool = False) -> bytes
     for name, text, samples in families:
         if samples:
             text = text.replace("\\", "\\\\").replace("\n", "\\n")
-            # OpenMetrics names a counter without the suffix of its sample.
+            # In OpenMetrics, the name of a counter does not have the suffix `_total` of its sample.
             family = name.removesuffix("_total") if as_openmetrics else name
             out.append(f"# HELP {family} {text}\n# TYPE {family} {_kind(name, samples)}\n")
             out += [f"{name}{s.suffix}{_labels(s.labels)} {_number(s.value)}\n" for s in samples]
@@ -66,7 +66,7 @@ def render(families: Iterable[Family], *, as_openmetrics: bool = False) -> bytes
 
 
 def _kind(name: str, samples: Sequence[Sample]) -> str:
-    """Return the type of a metric: a histogram's samples have suffixes, a counter's name ends in `_total`."""
+    """Return the type of a metric. Only samples of a histogram have suffixes; a counter's name ends in `_total`."""
     if samples[0].suffix:
         return "histogram"
     return "counter" if name.endswith("_total") else "gauge"
@@ -103,9 +103,9 @@ def histogram(
     return [*samples, Sample(total, labels, "_sum"), Sample(buckets[-1][1], labels, "_count")]
 
 
-# The metrics of a store.
+# Functions that collect the metrics of a store.
 
-# The help texts by metric name, which is split into prefix and rest. docs/monitoring.md has them, too.
+# The help texts, by the beginning of the metric's name and then by its rest. docs/monitoring.md has them, too.
 _HELP = {
     "kafka_log_": {
         "log_size": "Bytes of the .log files of a partition in its directory.",
@@ -196,7 +196,10 @@ _HELP_BY_NAME = {
 
 
 def metrics(store: Store, more: Iterable[Family] = (), *, as_openmetrics: bool = False) -> bytes:
-    """Return a store's metrics and `more` as `render` does. Raises `WouldBlock` in a thread that must not wait."""
+    """Return the metrics of a store, followed by `more`, in the format of `render`.
+
+    Raises `WouldBlock` in a thread that must not wait for the disk.
+    """
     store.disk.check_may_block()
     return render(
         [
@@ -230,7 +233,7 @@ def _partitions(store: Store) -> list[Log]:
     return [partition for _, partition in sorted(store.registry.partitions.copy().items())]
 
 
-# The metrics of each partition: functions of its `LogState`, and functions of its `Log`.
+# How to get the metrics of a partition, by name: from its `LogState`, and from its `Log`.
 _STATES: Mapping[str, Callable[[LogState], float]] = {
     "kafka_log_log_size": lambda state: state.local_bytes,
     "kafka_log_log_numlogsegments": lambda state: len(state.segments),
@@ -253,7 +256,7 @@ _LOGS: Mapping[str, Callable[[Log], float]] = {
 def _logs(store: Store) -> Iterator[Family]:
     partitions = _partitions(store)
     labels = [_of(partition) for partition in partitions]
-    # One snapshot of each log, so that its offsets and sizes are of the same moment.
+    # Take one snapshot of each log, so that all its offsets and sizes are from the same moment.
     states = [partition.state for partition in partitions]
     for name, of_state in _STATES.items():
         yield _family(name, list(map(Sample, map(of_state, states), labels)))
@@ -415,7 +418,7 @@ def _groups(store: Store) -> Iterator[Family]:
 
 
 def _process() -> Iterator[Family]:
-    """Yield the metrics that Prometheus' client libraries have for every process, as far as /proc has them."""
+    """Yield the metrics of this process that Prometheus' client libraries have, as far as /proc has them."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     tick, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
     boot = next(

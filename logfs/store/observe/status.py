@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def partition_status(partition: Log, store: Store) -> dict[str, Any]:
     """Return a partition's offsets, sizes (bytes), times (ms since the epoch), failures and upkeep, for JSON."""
     config, name = partition.config, partition.name.directory
-    # One snapshot of the log, so that its offsets and sizes are of the same moment.
+    # Take one snapshot of the log, so that all its offsets and sizes are from the same moment.
     state = partition.stable_state
     status: dict[str, Any] = {
         "topic": partition.topic,
@@ -90,7 +90,7 @@ def _next_due(store: Store) -> dict[str, int]:
 
 
 def first_timestamp(partition: Log) -> int:
-    """Return the timestamp (ms) of the first record; -1 if there is none, it is unreadable, or in an object store."""
+    """Return the timestamp (ms) of the first record; -1 if there is none, or the local disk does not have it."""
     if partition.segments[0].is_tiered:
         # Reading the record would send requests to the object store.
         return -1
@@ -103,7 +103,7 @@ def first_timestamp(partition: Log) -> int:
 
 
 def upkeep_status(store: Store) -> dict[str, Any]:
-    """Return what upkeep did last, and what is due next; times are in ms since the epoch."""
+    """Return the status of a store's upkeep: what it did last, and what is due next (ms since the epoch)."""
     scheduler = store.scheduler
     return {
         "paused": store.registry.is_paused,
@@ -121,7 +121,10 @@ def upkeep_status(store: Store) -> dict[str, Any]:
 
 
 def upkeep_text(store: Store) -> str:
-    """Return lines of text: whether upkeep is paused, what runs, what is due when, and what has failed."""
+    """Return the status of a store's upkeep as lines of text.
+
+    They say whether upkeep is paused, which work runs now, when each task is due, and which work has failed.
+    """
     scheduler = store.scheduler
     lines = ["paused" if store.registry.is_paused else "upkeep"]
     lines += [
@@ -141,9 +144,9 @@ def upkeep_text(store: Store) -> str:
 
 
 def store_status(store: Store) -> dict[str, Any]:
-    """Return the log directories, offline partitions, upkeep and background operations of a store.
+    """Return the status of a store: its log directories, offline partitions, upkeep and background operations.
 
-    Of the partitions that work, only the number is included.
+    Only the number of partitions that are not offline is included.
     """
     return {
         "log_dirs": [str(log_dir.path) for log_dir in store.log_dirs],

@@ -1,10 +1,10 @@
 """The owner of a bucket: the only store that may change the objects below the bucket's prefix.
 
-A copy of a log directory, a restored backup or a cloned machine describes the same objects. Two such stores under one
-prefix would delete each other's segments. So the object `logfs.owner` lists the log directories of the owner, each
-with a token, and each log directory has its token in a file. The file also contains its own inode number, which is
-wrong in a copy of the file. The tokens are replaced before each run that changes the bucket. So a store that
-continues from an older state of its disk, such as a restored snapshot, has an outdated token.
+A copy of a log directory, a restored backup or a cloned machine has metadata for the same objects. Two such stores
+under one prefix would delete each other's segments. So the object `logfs.owner` lists the log directories of the
+owner, each with a token, and each log directory has its token in a file `logfs.owner`. The file also contains its own
+inode number, which is wrong in a copy of the file. The tokens are replaced before each run that changes the bucket.
+So a store that continues from an older state of its disk, such as a restored snapshot, has an outdated token.
 """
 
 from __future__ import annotations
@@ -51,9 +51,10 @@ class BucketOwner:
         self.refusal = ""
 
     def claim(self) -> None:
-        """Replace the tokens, or claim a bucket without an owner. Call this before objects are stored or deleted.
+        """Make sure that this store owns the bucket: replace its tokens, or claim a bucket that has no owner.
 
-        Also raises `NotWritable` if another store is the owner, or if a log directory is a copy of the owner's.
+        This must be called before objects are stored or deleted. Also raises `NotWritable` if another store is the
+        owner, or if a log directory of this store is a copy of one of the owner's.
         """
         with self._claiming:
             for _ in range(2):
@@ -81,7 +82,10 @@ class BucketOwner:
         return self._why_not(self._members())
 
     def is_copy(self) -> bool:
-        """Whether a `logfs.owner` file shows that its directory is a copy; sends no request. Raises `OSError`."""
+        """Whether the `logfs.owner` file of a log directory shows that the directory is a copy.
+
+        This does not read the bucket. Raises `OSError`.
+        """
         return any(mark.is_copy for mark in self._marks().values())
 
     def _why_not(self, members: Mapping[str, Any] | None) -> str:
@@ -113,28 +117,28 @@ class BucketOwner:
         return [each for each in self._registry.working if not isinstance(each, LeasedLogDir)]
 
     def _marks(self) -> dict[LogDir, Mark]:
-        """Return the mark, the file `logfs.owner`, of each log directory that has one.
+        """Return the content of the file `logfs.owner` of each log directory that has this file.
 
-        A mark has the `id` of the log directory in the bucket, its `token`, and its `previous` token. With a damaged
-        mark, a log directory counts as a copy of another one.
+        It has the `id` of the log directory in the bucket, its `token`, and its `previous` token. A log directory
+        with a damaged file counts as a copy of another log directory.
         """
         marks = {each: read_mark(each.disk, each.path / FILE_NAME) for each in self._log_dirs()}
         return {log_dir: mark for log_dir, mark in marks.items() if mark is not None}
 
     def _members(self) -> dict[str, Any] | None:
-        """Return the entries of the owner's log directories, by their ids; None if the bucket has no owner."""
+        """Return the entries in the object `logfs.owner`, by log directory id; None if the bucket has no owner."""
         from logfs.log.remote.object_store import AccessDenied
 
         disk = self._disk()
         try:
             data = bytes(disk.objects.get(disk.place + FILE_NAME, 0, _MOST_BYTES))
         except (FileNotFoundError, AccessDenied):
-            # For a missing object, S3 answers AccessDenied if the credentials do not permit listing the bucket.
+            # S3 also answers AccessDenied for a missing object, if the credentials do not permit listing the bucket.
             return None
         lines, _, crc = data.rstrip(b"\n").rpartition(b"\n")
         members = parse_object(lines).get("members")
         if crc != _crc_of(lines) or not isinstance(members, dict):
-            # The object may be intact: perhaps only this answer was damaged on the way.
+            # Perhaps the object is intact, and only the answer was damaged on its way.
             raise RemoteStorageError(
                 f"{disk.objects.url(disk.place + FILE_NAME)}: is damaged, so the owner of the bucket is unknown; if "
                 "this persists, replace it with 'logfs tier --take-over'"
@@ -142,17 +146,18 @@ class BucketOwner:
         return members
 
     def _put(self, members: Mapping[str, Any] | None) -> bool:
-        """Give each log directory a new token, and store the tokens in the bucket, beside those of `members`.
+        """Give each log directory of this store a new token, and write `members` with these tokens to the bucket.
 
-        The log directories get the new tokens first, and keep the previous ones: after a crash, the bucket has one of
-        the two. If `members` is None (no owner), tokens are kept, except in copies; False means it has an owner now.
+        A log directory gets the new token before the bucket does, and keeps the previous one: after a crash, the
+        bucket has one of the two. If `members` is None, the bucket has no owner: then log directories that are not
+        copies keep their tokens, and False is returned if the object `logfs.owner` exists after all.
         """
         disk, marks = self._disk(), self._marks()
         listed = dict(members or {})
         for log_dir in self._log_dirs():
             mark = marks.get(log_dir)
             if members is None and mark is not None and not mark.is_copy:
-                # Keep this token: the object may exist, although it cannot be read, and may have this token.
+                # Keep this token: perhaps the object exists and has this token, but cannot be read.
                 number, token = _of(mark, "id"), _of(mark, "token")
             else:
                 number = _of(mark, "id") or secrets.token_hex(8)
@@ -176,7 +181,7 @@ def _crc_of(lines: bytes) -> bytes:
 
 
 def _of(known: object, name: str) -> str:
-    """Return the string field `name` of a mark, or of an entry in `logfs.owner`; "" if there is none."""
+    """Return the string field `name` of a mark, or of an entry in the object `logfs.owner`; "" if it is missing."""
     told = known.told if isinstance(known, Mark) else known
     found = told.get(name) if isinstance(told, dict) else None
     return found if isinstance(found, str) else ""

@@ -1,7 +1,8 @@
-"""The descriptions of all remote segments: the records of `__remote_log_metadata`, which is Kafka's topic (KIP-405).
+"""The metadata of all remote segments, in the records of Kafka's topic `__remote_log_metadata` (KIP-405).
 
-The partitions of the topic are read once, and later calls read only their new records. So a read-only store sees the
-segments that another process copies and deletes.
+Each partition of the topic is read completely once; later calls read only the new records. So a read-only store sees
+which segments another process copies and deletes. The metadata partition of a partition is the one in this topic that
+has the records about its remote segments.
 """
 
 from __future__ import annotations
@@ -41,22 +42,22 @@ BROKER_ID = 0
 
 
 class RemoteLogMetadata:
-    """The remote segments of a store, with their states. Any thread may call.
+    """The remote segments of a store, with their states. Any thread may call the methods.
 
     In a thread that must not wait, a call that would have to wait raises `WouldBlock`. A caller of a method that
     appends may hold the registry's lock, but not the lock of a partition. A damaged range of the topic is skipped
-    with a warning: a segment whose description is lost is missing in its log.
+    with a warning. A remote segment whose metadata is lost in this way is missing from its log.
     """
 
     def __init__(self, registry: PartitionRegistry, create: Callable[[str], Partition]) -> None:
-        """Make the metadata of a store; nothing is read until a call. `create` makes and returns a partition."""
+        """Make the object without reading anything. `create` creates the named partition, and returns it."""
         self._registry = registry
         self._topic = InternalTopic(
             registry,
             create,
             TOPIC,
             "remote.log.metadata.topic.num.partitions",
-            # Kafka creates the topic with these settings: no description is ever deleted.
+            # Kafka creates the topic with these settings, so no record is ever deleted.
             lambda: {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"},
             "the descriptions of remote segments",
         )
@@ -64,22 +65,23 @@ class RemoteLogMetadata:
         self._replays: dict[int, _Replay] = {}
 
     def segments(self, partition: RemotePartition) -> Mapping[uuid.UUID, RemoteSegment]:
-        """Return the remote segments of a partition by id, without those whose deletion is finished; a new mapping.
+        """Return the remote segments of a partition by id, without those whose deletion is finished.
 
-        Raises `PartitionFailed` if the metadata partition for this partition is offline, and `OSError`.
+        The mapping is a new one. Raises `OSError`, and `PartitionFailed` if the partition's metadata partition is
+        offline.
         """
         found = self._following(partition)
         return {} if found is None else found.segments.get(partition, {}).copy()
 
     def has(self, partition: RemotePartition) -> bool:
-        """Whether the metadata partition for a partition exists; if so, it describes all finished copies.
+        """Whether the metadata partition of a partition exists, so that all finished copies are known.
 
-        Raises as `segments` does.
+        Raises the errors of `segments`.
         """
         return self._following(partition) is not None
 
     def partitions(self) -> list[RemotePartition]:
-        """Return the partitions that have remote segments, or whose deletion has not ended."""
+        """Return the partitions that have remote segments, and those whose remote segments are being deleted."""
         self._topic.check_online()
         logs = self._topic.logs()
         found: set[RemotePartition] = set()
@@ -91,12 +93,12 @@ class RemoteLogMetadata:
         return sorted(found)
 
     def is_deleted(self, partition: RemotePartition) -> bool:
-        """Whether the deletion of the partition's remote segments has begun and not ended."""
+        """Whether the deletion of all remote segments of a partition has begun, and is not recorded as finished."""
         found = self._following(partition)
         return found is not None and partition in found.deletions
 
     def add(self, *records: MetadataRecord, durable: bool = True) -> None:
-        """Append records that concern one partition, all or none; with `durable`, return when they are durable.
+        """Append records about one partition, all or none. With `durable`, return only when they are durable.
 
         Raises the errors of `Store.create`, of an append and of a flush.
         """
@@ -107,7 +109,7 @@ class RemoteLogMetadata:
             log.flush()
 
     def update(self, *segments: RemoteSegment, state: SegmentState, durable: bool = True) -> None:
-        """Append records that set the state of segments of one partition. `durable` and errors are as for `add`."""
+        """Append records that set the state of `segments`, which must belong to one partition (see `add`)."""
         if segments:
             self.add(*self._updates(segments, state), durable=durable)
 
@@ -140,7 +142,7 @@ class RemoteLogMetadata:
         self.add(*marks, *self._updates(segments, SegmentState.DELETE_SEGMENT_STARTED))
 
     def end_deletion(self, partition: RemotePartition) -> None:
-        """Record that the last remote segment of a deleted partition was deleted."""
+        """Record that all remote segments of a deleted partition were deleted."""
         state = DeletionState.DELETE_PARTITION_FINISHED
         self.add(
             PartitionDeletion(partition, BROKER_ID, self._registry.clock(), state), durable=False
@@ -150,7 +152,10 @@ class RemoteLogMetadata:
         return metadata_partition(partition, self._topic.partition_count())
 
     def _following(self, partition: RemotePartition) -> _Replay | None:
-        """Read new records of the metadata partition for a partition, and return its replay, or None without one."""
+        """Read the new records of a partition's metadata partition, and return the state that they result in.
+
+        Return None if the metadata partition does not exist.
+        """
         name = f"{TOPIC}-{self._number(partition)}"
         self._topic.check_online(name)
         registry = self._registry
@@ -169,7 +174,7 @@ class RemoteLogMetadata:
 
 
 class _Replay(Replay):
-    """The remote segments in one partition of the topic."""
+    """The states of remote segments, built from the records of one partition of `__remote_log_metadata`."""
 
     def __init__(self, log: Log) -> None:
         super().__init__(log, "remote log metadata")
@@ -201,10 +206,10 @@ class _Replay(Replay):
             return
         known = here.get(found.segment_id)
         if known is None and not isinstance(found, RemoteSegment):
-            # The segment was deleted, or its description is damaged.
+            # Ignore an update of a segment that was deleted, or whose first record is damaged.
             return
         if known is not None and not found.state.may_follow(known.state):
-            # As in Kafka: a record of an earlier state that was written twice must not undo a finished copy.
+            # As in Kafka, ignore the record: a repeated record of an earlier state must not undo a finished copy.
             logger.warning(
                 "%s: offset %d is skipped: the state %s cannot follow %s",
                 self.log.directory,

@@ -1,4 +1,4 @@
-"""The remote segments of each tiered partition, as its log reads them."""
+"""The remote segments of each tiered partition, in the form in which its log reads them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ logger = logging.getLogger(__name__)
 class TieredLog:
     """The remote segments of one partition. Any thread may call any method.
 
-    Each method first reads the newest descriptions, and raises the errors of `RemoteLogMetadata.segments`.
+    Each method first reads the new records of the metadata topic, and raises the errors of
+    `RemoteLogMetadata.segments`.
     """
 
     def __init__(
@@ -48,9 +49,10 @@ class TieredLog:
         self._metadata = metadata
         self._directory = disk.root / f"{partition.topic}-{partition.partition}"
         self._lock = make_lock(Level.TIERED)
-        # By id: the segment objects that the log or a reader still uses, even if they have left the log.
+        # The segment objects that the log or a reader still uses, by segment id.
         self.known: WeakValueDictionary[uuid.UUID, TieredSegment] = WeakValueDictionary()
-        # The first offset of the whole log; None if it is unknown, or another process may advance it.
+        # The first offset of the log, remote segments included; None if it is unknown, or if another process may
+        # advance it.
         self.begin: int | None = None
         self._missing: WeakValueDictionary[tuple[int, int], MissingSegment] = WeakValueDictionary()
 
@@ -77,8 +79,8 @@ class TieredLog:
     def segments_between(self, log_start_offset: int, offset: int) -> list[Segment]:
         """Return the remote segments that begin before `offset` and end at or after `log_start_offset`.
 
-        If the attribute `begin` is known, a `MissingSegment` fills each gap up to `offset`: the gap [10, 20), if
-        `begin` is 0, `offset` is 30, and the copies are [0, 10) and [20, 30).
+        If the attribute `begin` is not None, a `MissingSegment` fills each gap up to `offset`. For example, if
+        `begin` is 0, `offset` is 30, and there are copies of [0, 10) and [20, 30), it fills the gap [10, 20).
         """
         found: list[Segment] = []
         end = None if self.begin is None else max(self.begin, log_start_offset)
@@ -134,7 +136,7 @@ class TieredLogs:
     """The tiered partitions of a store, available as `store.tiered`."""
 
     def __init__(self, registry: PartitionRegistry, create: Callable[[str], Partition]) -> None:
-        """Make the tiered partitions of a store; nothing is read yet. `create` makes and returns a partition."""
+        """Make the object without reading anything. `create` creates the named partition, and returns it."""
         self._registry = registry
         self.metadata = RemoteLogMetadata(registry, create)
         self.owner = BucketOwner(registry, self.disk)
@@ -143,7 +145,7 @@ class TieredLogs:
         self._logs: dict[RemotePartition, TieredLog] = {}
 
     def identify(self, partition: Log) -> RemotePartition | None:
-        """Return the name of a partition with its topic id; None if its `partition.metadata` has no id."""
+        """Return the topic id, topic and number of a partition; None if `partition.metadata` has no topic id."""
         topic_id = read_topic_id(partition.disk, partition.directory)
         if topic_id is None:
             return None
@@ -152,8 +154,9 @@ class TieredLogs:
     def of(self, partition: Log) -> TieredLog | None:
         """Return the remote segments of a partition as a `TieredLog`; None if it is not tiered or has no topic id.
 
-        A read-only store may lack the topic's settings: then a partition counts as tiered if it has remote segments.
-        Raises `InvalidStore` if there is no `remote.storage.url`, and the errors of the metadata.
+        In a read-only store, which may not know the topic's settings, a partition also counts as tiered if it has
+        remote segments. Raises `InvalidStore` if `remote.storage.url` is not set, and the errors of
+        `RemoteLogMetadata.segments`.
         """
         if partition.topic == TOPIC or partition.disk.is_remote:
             return None
@@ -206,7 +209,7 @@ class TieredLogs:
         return found is not None and found.state is SegmentState.COPY_SEGMENT_FINISHED
 
     def fetched(self) -> tuple[int, int]:
-        """Return the number of chunks fetched from the bucket since the store was opened, and their bytes."""
+        """Return the number and total bytes of the chunks (parts of objects) fetched since the store was opened."""
         disk = self._disk
         return (0, 0) if disk is None else (disk.chunks.requests, disk.chunks.fetched_bytes)
 
@@ -215,14 +218,14 @@ class TieredLogs:
     ) -> None:
         """Put the remote segments of a partition, if it has any, in front of its log, which was just loaded.
 
-        The log begins at `log_start_offset`, that of the checkpoint, or at the offset of its first leader epoch if
-        that is higher. Readers get an error for later offsets that are in no segment. Two kinds of logs begin at
-        their first segment instead: those in a broker's directory (`is_brokers`), because a broker drops segments
-        before it writes the epochs; and those in a live directory (`is_live`) whose metadata partition exists,
-        because they may have dropped segments since the checkpoint was read.
+        The log begins at `log_start_offset`, the offset in the checkpoint, or at the offset of its first leader epoch
+        if that is higher. Readers get an error for higher offsets that are in no segment. In two cases the log begins
+        at its first segment instead: in a broker's directory (`is_brokers`), because a broker deletes segments before
+        it writes the epochs; and in a directory to which another process writes (`is_live`), if the metadata
+        partition exists, because segments may have been deleted since the checkpoint was read.
 
-        Raises as `of` does. In a store that writes, raises `Corrupt` if the local log ends before its copies do:
-        appends would assign the copied offsets again.
+        Raises the errors of `of`. In a writable store, raises `Corrupt` if the local log ends at a lower offset than
+        the remote segments: appends would assign the offsets of copied records again.
         """
         log = self.of(partition)
         if isinstance(partition, LivePartition) and partition.topic != TOPIC:
@@ -232,8 +235,8 @@ class TieredLogs:
         end = log.end_offset
         if end > partition.log_end_offset and not self._registry.read_only:
             raise Corrupt(
-                f"{partition.directory}: the log ends at offset {partition.log_end_offset}, but is copied up to "
-                f"{end}; restore its newest segments, or delete the partition"
+                f"{partition.directory}: the log ends at offset {partition.log_end_offset}, but its copy in the "
+                f"object store at {end}; restore its newest segments, or delete the partition"
             )
         knows_begin = not is_brokers and not (is_live and self.metadata.has(log.partition))
         if knows_begin and partition.epochs.first_offset is not None:
@@ -244,9 +247,9 @@ class TieredLogs:
     def _between(self, partition: Log, log_start_offset: int, offset: int) -> Sequence[Segment]:
         """Return `TieredLog.segments_between`, also if the topic became tiered after the partition was loaded.
 
-        Called after the local segments were listed. Since `log_start_offset` was read, the log start may have
-        advanced, and a writer may have dropped segments. So the log start is read again from the checkpoint, and
-        segments below the new log start do not count as missing.
+        A reader calls this after it has listed the local segments. Since `log_start_offset` was read, another process
+        may have advanced the log start, and have deleted segments. So the log start is read again from the
+        checkpoint, and segments below the new log start do not count as missing.
         """
         log = self.of(partition)
         if log is None:
@@ -259,7 +262,10 @@ class TieredLogs:
         return log.segments_between(max(log_start_offset, start), offset)
 
     def forget_from(self, partition: Log, offset: int) -> None:
-        """Record, before a truncation, that the remote segments with records from `offset` on are to be deleted."""
+        """Record that the remote segments with records at or above `offset` are to be deleted.
+
+        This must be called before the log is truncated at `offset`.
+        """
         log = self.of(partition)
         if log is not None:
             gone = [each for each in log.finished() if each.end_offset >= offset]
@@ -267,7 +273,7 @@ class TieredLogs:
 
     def forget_partition(self, topic_id: uuid.UUID | None, directory: str) -> None:
         """Record durably that the remote segments of a deleted partition are to be deleted, if it has any."""
-        # Without a partition of the metadata topic, there are no remote segments.
+        # If the metadata topic has no partition, there are no remote segments.
         if topic_id is not None and self._registry.partitions_of(TOPIC):
             topic, _, number = directory.rpartition("-")
             self.metadata.mark_deleted(RemotePartition(topic_id, topic, int(number)))
