@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
+from bisect import bisect_left
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -33,17 +34,22 @@ ENGINE = ("logfs/log", "logfs/store", "logfs/format")
 # Compiled loops are not traced.
 LEFT_OUT = "logfs/format/kernels"
 TESTS = ("tests/log", "tests/store", "tests/format")
-# The tests of a line are run up to this many seconds of their usual time, the fastest first.
-MOST_SECONDS = 40.0
+# The tests of a line are run in these parts, by their usual time together in seconds, the fastest first. Most mutants
+# are killed by the first tests.
+PARTS = (3.0, 40.0, 300.0)
 FLAGS = ("-q", "-x", "-p", "no:cacheprovider", "-p", "no:randomly", "--no-header", "--tb=no")
 
 
 class Mutant(NamedTuple):
-    """A change of a file, and the tests that run its line, the fastest first."""
+    """A change of a file, and the tests that run its line, the fastest first, in parts."""
 
     file: str
     change: Change
-    tests: tuple[str, ...]
+    parts: tuple[list[str], ...]
+
+    def __str__(self) -> str:
+        line = (ROOT / self.file).read_text().split("\n")[self.change.line - 1].strip()
+        return f"{self.file}:{self.change.line}: {line}  ->  {self.change.text.strip()}"
 
 
 def collect(tests: Sequence[str]) -> None:
@@ -64,7 +70,7 @@ def draw(count: int, seed: int) -> list[Mutant]:
     data = coverage.CoverageData(str(DATA))
     data.read()
     # The name of a test with large parameters is long.
-    csv.field_size_limit(1 << 30)
+    csv.field_size_limit(1 << 20)
     with DURATIONS.open() as file:
         seconds = {test: float(each) for test, each in csv.reader(file)}
     found: list[Mutant] = []
@@ -76,13 +82,14 @@ def draw(count: int, seed: int) -> list[Mutant]:
         for change in changes(path.read_text()):
             named = {each.partition("|")[0] for each in contexts.get(change.line, ())} - {""}
             tests = sorted((each for each in named if each in seconds), key=seconds.__getitem__)
-            chosen: list[str] = []
+            parts: list[list[str]] = [[] for _ in PARTS]
+            total = 0.0
             for test in tests:
-                if sum(seconds[each] for each in chosen) + seconds[test] > MOST_SECONDS:
-                    break
-                chosen.append(test)
-            if chosen:
-                found.append(Mutant(file, change, tuple(chosen)))
+                total += seconds[test]
+                if total <= PARTS[-1]:
+                    parts[bisect_left(PARTS, total)].append(test)
+            if any(parts):
+                found.append(Mutant(file, change, tuple(parts)))
     print(f"{len(found)} changes of lines that tests run")
     return random.Random(seed).sample(found, min(count, len(found)))
 
@@ -94,23 +101,23 @@ def run(mutant: Mutant, clone: Path) -> str:
     path.write_text(mutant.change.apply(source))
     environment = {**os.environ, "PYTHONPATH": str(clone), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
-        # In parts: most mutants are killed by the first tests.
-        for tests in (mutant.tests[:10], mutant.tests[10:]):
-            if tests:
-                done = subprocess.run(
-                    [sys.executable, "-m", "pytest", *FLAGS, *tests],
-                    cwd=clone,
-                    env=environment,
-                    capture_output=True,
-                    timeout=4 * MOST_SECONDS,
-                    check=False,
-                )
-                if done.returncode > 1:
-                    # The mutant cannot be imported, or the tests cannot be run at all.
-                    path.write_text(source)
-                    subprocess.run(done.args, cwd=clone, env=environment, check=True)
-                if done.returncode:
-                    return "killed"
+        for limit, tests in zip(PARTS, mutant.parts, strict=True):
+            if not tests:
+                continue
+            done = subprocess.run(
+                [sys.executable, "-m", "pytest", *FLAGS, *tests],
+                cwd=clone,
+                env=environment,
+                capture_output=True,
+                timeout=60 + 4 * limit,
+                check=False,
+            )
+            if done.returncode > 1:
+                # The mutant cannot be imported, or the tests cannot be run at all.
+                path.write_text(source)
+                subprocess.run(done.args, cwd=clone, env=environment, check=True)
+            if done.returncode:
+                return "killed"
         return "survived"
     except subprocess.TimeoutExpired:
         return "timeout"
@@ -130,12 +137,17 @@ def main() -> int:
     )
     parser.add_argument("--count", type=int, default=300, help="how many mutants (300)")
     parser.add_argument("--seed", type=int, default=1, help="which mutants (1)")
+    parser.add_argument("--again", action="store_true", help="only those that survived before")
     parser.add_argument("--minutes", type=float, default=1e6, help="stop after this time")
     arguments = parser.parse_args()
     if arguments.collect:
         collect(arguments.tests)
         return 0
     mutants = draw(arguments.count, arguments.seed)
+    survivors = STATE / f"survivors.{arguments.seed}"
+    if arguments.again:
+        known = survivors.read_text().splitlines()
+        mutants = [mutant for mutant in mutants if str(mutant) in known]
     clones: SimpleQueue[Path] = SimpleQueue()
     workers = os.cpu_count() or 1
     for number in range(workers):
@@ -161,13 +173,11 @@ def main() -> int:
             clones.put(clone)
         counts[outcome] += 1
         if outcome == "survived":
-            line = (ROOT / mutant.file).read_text().split("\n")[mutant.change.line - 1].strip()
-            text = f"{mutant.file}:{mutant.change.line}: {line}  ->  {mutant.change.text.strip()}"
-            with (STATE / f"survivors.{arguments.seed}").open("a") as file:
-                file.write(f"{text}\n")
-            print(f"survived: {text}", flush=True)
+            with survivors.open("a") as file:
+                file.write(f"{mutant}\n")
+            print(f"survived: {mutant}", flush=True)
 
-    (STATE / f"survivors.{arguments.seed}").unlink(missing_ok=True)
+    survivors.unlink(missing_ok=True)
     with ThreadPoolExecutor(workers) as pool:
         list(pool.map(each, mutants))
     total = counts.total()
