@@ -1,4 +1,4 @@
-"""Computes the values of settings that are in force, and has classes with the typed values of all settings.
+"""Computes the effective value of each setting, and has classes with the typed values of all settings.
 
 A topic-level setting takes its value from the first of these that is set (kafka-storage 11.1):
 

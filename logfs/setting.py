@@ -39,7 +39,7 @@ _SIZES = {"B": 1} | {
 _SUFFIXES = {"ms": 1, "minutes": MINUTE_MS, "hours": HOUR_MS}
 
 
-# The definition of a single setting.
+# The classes from here on define a single setting.
 
 
 class Type(Enum):
@@ -234,7 +234,7 @@ _KIND_WORDS = {
 }
 
 
-# The tables of all settings.
+# The tables of all settings begin here.
 
 
 def _row(
@@ -460,7 +460,7 @@ _BROKER_ROWS = (
          " decides which partition has a group's offsets."),
     _row(INT, "offsets.topic.segment.bytes", "104857600", 1,
          "The segment.bytes with which __consumer_offsets is created."),
-    # Tiered storage.
+    # Settings of tiered storage.
     _row(LONG, "remote.log.manager.task.interval.ms", "30000", 1,
          "How often logs are checked for segments to copy to remote storage, or to delete there."),
     _row(LONG, "remote.log.manager.copy.max.bytes.per.second", _MAX, 1,

@@ -7,10 +7,10 @@ ends `mount -f`, `top` and `volume-plugin` with 0, and all other commands with 1
 
 Commands share `common` (arguments, opening a store, tables, errors), `service_manager` (messages to systemd) and
 `watch` (the snapshots that `status` and `top` show). `cat`, `tail` and `consume` also share `selection` (which
-records are printed, with `human_times`), `reading` (the partitions of a TARGET), `scanning` (reads records, and skips
-damage), `decoding` (decodes keys and values by schemas), `output` (the form of the output) and `output_pipe` (what
-the reader of a pipe has taken). `members` assigns partitions to the members of a group. `dump` and `spark` are
-folders, with a file for each kind of file and each job.
+records are printed), `human_times` (parses times), `reading` (the partitions of a TARGET), `scanning` (reads records,
+and skips damage), `decoding` (decodes keys and values by schemas), `output` (the form of the output) and
+`output_pipe` (what the reader of a pipe has taken). `members` assigns partitions to the members of a group. `dump` is
+a folder with a module for each kind of file, `spark` is one with a module for each job.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def _choose(
 ) -> int:
     """Run the command that the first word names, and return the exit code.
 
-    A command with subcommands, such as `spark`, has `COMMANDS` in its module. The second word then names one of them.
+    The module of a command with subcommands, such as `spark`, has `COMMANDS`; the second word names the subcommand.
     """
     if words and words[0] in commands:
         name, text = words[0], _sentence(commands[words[0]])

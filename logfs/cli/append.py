@@ -1,4 +1,4 @@
-"""`logfs append`: append lines of text, or records as JSON envelopes, from files or standard input."""
+"""`logfs append`: append lines of text, or records as JSON objects (envelopes), from files or standard input."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _keyed_lines(arguments: argparse.Namespace) -> KeyedLines | None:
-    """Return the converter of lines to JSON envelopes; None if each line is a value or an envelope already."""
+    """Return the converter of lines to JSON envelopes; None if each line is already a value or an envelope."""
     if arguments.key_separator is None and not arguments.header and arguments.start is None:
         return None
     from logfs.format.text.keyed_lines import KeyedLines

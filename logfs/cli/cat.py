@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from logfs.log.read.reader import Reader
 
 
-# The names of the options that select records, in `arguments`.
+# The attributes of the parsed arguments that hold the options which select records.
 _SELECTING = ("offset", "time", "since", "until", "key", "grep", "header", "lines")
 
 

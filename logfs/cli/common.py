@@ -319,7 +319,7 @@ def check_partition_exists(wanted: Target) -> None:
     for path in wanted.log_dirs:
         _check_local(path)
         try:
-            # Deleted directories count, too: for a while after a move, the original is kept as one.
+            # A deleted (`-delete`) directory counts, too: a move leaves one in the old log directory for a while.
             if wanted.name in _partitions_in(path, deleted=True):
                 return
         except OSError as failed:
@@ -333,7 +333,7 @@ def _check_local(path: Path) -> None:
 
 
 def check_deleted(wanted: Target) -> None:
-    """Raise `UnknownPartition` if no log directory has any deleted partition, of whatever name.
+    """Raise `UnknownPartition` if no log directory of `wanted` has any deleted partition. Names are not compared.
 
     Call this before the store is opened for writing, for the reason in `check_partition_exists`. Raises `NotWritable`
     for a bucket, and `OSError` for a directory that cannot be read.
@@ -408,7 +408,7 @@ def parse_changes(words: Iterable[str], *, of_topic: bool) -> list[tuple[str, st
 
 
 class _NoBar:
-    """Stands for a progress bar where none is shown, with the parts of `tqdm` that commands use."""
+    """A stand-in for a progress bar where none is shown, with the parts of `tqdm` that commands use."""
 
     n = 0
     total: int | None = None
@@ -417,7 +417,7 @@ class _NoBar:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Do nothing, as the other methods."""
+        """Do nothing. The other methods also do nothing."""
 
     def update(self, size: int) -> None: ...
 

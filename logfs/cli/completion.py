@@ -20,8 +20,8 @@ _FILES = re.compile("FILE|MAP")
 # The environment variable in which a completion script passes the words of the command line, one per line, to `logfs
 # completion --groups`.
 _WORDS = "LOGFS_COMPLETED_WORDS"
-# What completes a group's name in each shell, as the `complete` attribute that shtab reads: a function or command.
-# `preamble` defines the functions.
+# For each shell, the function or command that completes a group's name. This is the value of an argument's attribute
+# `complete`, which shtab reads. The code in `preamble` defines the functions.
 _GROUPS = {
     "bash": "_logfs_groups",
     "zsh": "_logfs_groups",
@@ -67,14 +67,14 @@ def _groups(words: list[str]) -> list[str]:
     for word in map(os.path.expanduser, words[1:]):
         with suppress(LogfsError, OSError):
             log_dirs = log_dirs_of(split_name([Path(word)])[0])
-            # Open no partitions: the store itself loads those of `__consumer_offsets`.
+            # Open no partitions (`only=""`). The store loads those of `__consumer_offsets` in any case.
             with Store(with_whole_store(log_dirs), read_only=True, only="") as store:
                 found |= {each.group for each in store.groups}
     return sorted(found)
 
 
 def _settings() -> dict[str, object]:
-    """Return what completes the words of `logfs config` in each shell: directories and names of settings."""
+    """Return, for each shell, what completes the words of `logfs config`: directories and names of settings."""
     from logfs.setting import BROKER_SETTINGS, TOPIC_SETTINGS
 
     names = " ".join(sorted({*TOPIC_SETTINGS, *BROKER_SETTINGS}))
@@ -106,7 +106,7 @@ def script_for(shell: str) -> str:
 
     parser = whole_parser()
     for action in _actions(parser):
-        # Whether a value is a path is known from its name in the help, such as LOGDIR or FILE.
+        # The name that the help gives an argument's value, such as LOGDIR or FILE, tells whether the value is a path.
         name = str(action.metavar or action.dest)
         if "-g" in action.option_strings:
             action.complete = _GROUPS  # type: ignore[attr-defined]

@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     changes = parse_changes(changed, of_topic=bool(arguments.topic))
     if changes:
         if arguments.topic:
-            # Check the topic before any lock is taken: it may not exist.
+            # Check that the topic exists before any lock is taken.
             with Store(log_dirs, read_only=True, only="") as store:
                 check_topic(store, arguments.topic)
         ask(log_dirs, Configure(dict(changes), arguments.topic or ""))

@@ -77,11 +77,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Consume records until the options, a signal or a failed command end it.
+    """Consume records until a limit is reached, a signal arrives, or the command of `--exec` fails.
 
-    The exit code is 1 if a record could not be read, if offsets were deleted before they were read, or if the command
-    failed. After a signal, it is 128 plus the signal's number. Raises `NotWritable` for a bucket, and the errors of
-    `OpenLogs` and `Membership`.
+    The exit code is 1 if a record could not be read, if offsets were deleted before they were read, or if that
+    command failed. After a signal, it is 128 plus the signal's number. Raises `NotWritable` for a bucket, and the
+    errors of `OpenLogs` and `Membership`.
     """
     for option, count in (("-n", arguments.lines), ("--batch", arguments.batch)):
         if count is not None and count < 1:
@@ -131,7 +131,7 @@ class _Signals:
 
 
 class _Place(NamedTuple):
-    """`taken`: the next offset to consume in a partition. `committed`: its committed offset, -1 if there is none."""
+    """The progress in a partition: `taken` is the next offset to consume, `committed` the committed offset or -1."""
 
     taken: int
     committed: int
@@ -149,7 +149,8 @@ class _Printed(NamedTuple):
 class _Consumer:
     """Consumes the partitions that are assigned to one member of a consumer group.
 
-    `is_whole` is False once a record was lost, or a command has failed.
+    `is_whole` is False once a record could not be read, offsets were deleted before they were read, or a command has
+    failed.
     """
 
     def __init__(self, opened: OpenLogs, member: Membership, arguments: argparse.Namespace) -> None:
@@ -310,7 +311,7 @@ class _Consumer:
         """
         place, left = self._places[log], self._printer.left
         most = _PRINTED if self._arguments.exec is None else self._arguments.batch
-        # At most `left` records may be printed. A range of offsets never has more records than offsets.
+        # Only `left` more records may be printed, so take at most `left` offsets: each has at most one record.
         most = most if left is None else min(most, left)
         start = max(place.taken, log.reader.log_start_offset)
         end = min(start + most, log.reader.log_end_offset)

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Create a partition, or the missing partitions of a topic, and print the new paths.
 
-    The settings of the topic are changed first.
+    Settings in the arguments are applied to the topic first.
     """
     from logfs.format.base import names
     from logfs.store.admin.requests import Create, CreateTopic
@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _make_log_dirs(words: Sequence[str]) -> None:
-    """Create the missing log directories of a TARGET, except in a mount.
+    """Create the missing log directories of a TARGET, except those inside a mount of logfs.
 
     Raises `InvalidStore` for a log directory that would lie in another one or in a partition.
     """

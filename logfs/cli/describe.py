@@ -93,7 +93,7 @@ def _error(log_dir: LogDir) -> str | None:
 
 
 def _broker_id(store: Store) -> int:
-    """Return the node id in `meta.properties` of the first working log directory; 0 if there is none.
+    """Return the node id in `meta.properties` of the first working log directory; 0 if it has none.
 
     Raises `Corrupt` if the file is malformed.
     """

@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
     topics, options = source_of(arguments)
     log_dirs = log_dirs_of(arguments.log_dirs, may_be_empty=True)
     shown = _Shown()
-    # Connect once before the store is opened: no new store must be created if the cluster cannot be reached.
+    # Connect once before the store is opened, so that no new store is created if the cluster cannot be reached.
     Cluster(arguments.servers, options).close()
     with (
         Store(log_dirs, progress=recovery_progress()) as store,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from logfs.mount.mounted_mirror import MirrorOptions
 
-# Options of mount(8) that logfs ignores: exact words here, beginnings of words in `_IGNORED_BEGINNINGS`.
+# Options of mount(8) that logfs ignores, besides those that begin with a word of `_IGNORED_BEGINNINGS`.
 _IGNORED = frozenset(
     {
         "auto",
@@ -122,7 +122,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Mount, or change an existing mount. Return 0 when the mount is ready, or with `-f` when it has ended.
 
-    Return 1 if the daemon does not get ready. Raises `InvalidStore` and `InvalidSetting` for wrong arguments.
+    Return 1 if the daemon ends before the mount is ready. Raises `InvalidStore` and `InvalidSetting` for wrong
+    arguments.
     """
     import logging
 
@@ -196,7 +197,7 @@ def _store_session(arguments: argparse.Namespace, words: list[str]) -> Callable[
         raise InvalidStore(f"{mountpoint}: give at least one LOGDIR before the MOUNTPOINT")
     if arguments.linger_ms is not None:
         raise InvalidStore(
-            "--linger-ms: only a --write-behind mount collects writes for that time; leave the option out"
+            "--linger-ms: has an effect only with --write-behind; add --write-behind, or leave --linger-ms out"
         )
     read_only = arguments.read_only
     allow_other = nonempty = False

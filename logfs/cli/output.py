@@ -51,7 +51,7 @@ def add_form(parser: argparse.ArgumentParser) -> None:
 
 
 class Printer:
-    """Prints the records that the filter admits, in the form that the options of `add_form` select.
+    """Prints the records that the filter options admit, in the form that the options of `add_form` select.
 
     `left` is the number of records that may still be printed, None for no limit. `out` is the file to print to.
     """

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the page; exit code 1 for an error in the audit, an offline partition, or a failed log directory."""
+    """Write the page; exit code 1 if the audit finds an error, a partition is offline or a log directory failed."""
     import logfs
     from logfs.report.contents import read_report, size_of
     from logfs.report.page import render

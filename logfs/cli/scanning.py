@@ -29,8 +29,8 @@ _TEXT_BYTES = 1 << 20
 _SPLIT_BYTES = 64 << 20
 # Up to this many records are read one by one: loading the compiled kernels would take longer.
 FEW = 64
-# A scan reads a log in rounds: if the log was compacted during a round, a further round reads from there up to the
-# new log end. This is the largest number of rounds.
+# A scan reads a log in rounds: if the log was compacted during a round, the next round continues up to the new
+# log end. This is the largest number of rounds.
 _ROUNDS = 20
 
 
@@ -52,10 +52,10 @@ class LogScan(Generic[T]):
         """Prepare a scan. Nothing is read yet.
 
         The scan calls `read(reader, start, stop, by_record)`, which must yield pairs (offset, part) for the offsets
-        [start, stop). A part has the next records; after it, all records below `offset` have been yielded. With
-        `by_record`, `read` must read record by record, because a read in larger pieces would begin with damage that
-        was reported already. `read` must raise `DamagedRange` at damage. If files have left the log, `read` must
-        raise `Gone`, or `OffsetOutOfRange` if it has yielded a part of a segment before.
+        [start, stop). A part has the next records; after it, all records below `offset` have been yielded. The
+        scan sets `by_record` if a read in larger pieces would meet damage that was reported already: `read` must then
+        read record by record. `read` must raise `DamagedRange` at damage. If files have left the log, `read` must
+        raise `Gone`, or `OffsetOutOfRange` if it has already yielded a part of the segment.
         """
         self.log = log
         self._start = start
@@ -157,9 +157,9 @@ def read_chunks(
 def read_text(
     reader: Reader, start: int, stop: int, view: View
 ) -> Iterator[tuple[int, bytes]] | None:
-    """Return the text of the records from `start` to `stop` or the end of the segment; None if it may hide damage.
+    """Return the text of the records from `start` up to `stop` or the end of the segment with `start`.
 
-    The result is an iterator over pairs (offset, text), as `LogScan` requires.
+    The result is an iterator over pairs (offset, text), as `LogScan` requires, or None if the text may hide damage.
     """
     segment = reader.log.state.segments_from(start)[0]
     if _may_hide_damage(segment, segment.size_bytes):
@@ -190,8 +190,8 @@ def _may_hide_damage(segment: Segment, size_bytes: int) -> bool:
 
     A read of the text skips batches without text, such as control batches, and any damage beside them. If the text
     has as many records as the segment has offsets, no batch was skipped or lost, and the result is False. Otherwise
-    the segment is searched for damage. A compacted segment (`gaps`) is not searched, because offsets are missing
-    anyway.
+    the segment is searched for damage. A compacted segment (`segment.gaps`) is not searched, because offsets
+    are missing anyway.
 
     `size_bytes` is the present size of the segment. It is a parameter so that the result is not taken from the cache
     after the segment has grown.

@@ -208,7 +208,7 @@ class RecordSelector:
         )
 
     def rows(self, chunk: Columns | list[Record]) -> NDArray[np.int64]:
-        """Return the indexes in a chunk of the records that `admits` accepts, ascending, as int64[matches]."""
+        """Return which records of a chunk `admits` accepts: their indexes in it, ascending, as int64[matches]."""
         import numpy as np
 
         if isinstance(chunk, list):

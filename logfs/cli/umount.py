@@ -45,10 +45,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Unmount, and wait until another process can open the store.
 
-    With `--lazy`, or if the mount was dead, there is no wait. The exit code is 3 if the daemon continues because the
-    filesystem is also mounted elsewhere: in another mount namespace, such as a container's, or by a bind mount on
-    another directory. It is 1 if a log directory was left without its clean-shutdown marker. Raises `InvalidStore` if
-    no logfs is mounted at the mountpoint, or if pyfuse3 or trio is missing, and the errors of `unmount`.
+    There is no wait with `--lazy`, or if the mount's daemon has already ended. The exit code is 3 if the daemon
+    continues because the filesystem is also mounted elsewhere: in another mount namespace, such as a container's, or
+    by a bind mount on another directory. The code is 1 if a log directory was left without its clean-shutdown marker.
+    Raises `InvalidStore` if no logfs is mounted at the mountpoint, or if pyfuse3 or trio is missing, and the errors
+    of `unmount`.
     """
     try:
         from logfs.mount.mounting import unmount

@@ -23,8 +23,8 @@ _ESCAPED = re.compile(r"\\(.)")
 class StoreSnapshot(NamedTuple):
     """The state of a store at one moment.
 
-    `status` is the content of `status.json`. `metrics` maps the name of a metric to its samples, and each sample's
-    labels, as (name, value) pairs, to the sample's value.
+    `status` is the content of `status.json`. `metrics` has the samples as metric name -> labels -> value; labels
+    are (name, value) pairs.
     """
 
     status: Mapping[str, Any]
@@ -157,7 +157,9 @@ def source(path: Path | None) -> Source:
     found_kind = recognise(path)
     if found_kind.kind is PathKind.EMPTY:
         # An empty directory may be a mountpoint on which nothing is mounted.
-        raise found_kind.error("; no logfs is mounted there")
+        raise found_kind.error(
+            "; no logfs is mounted on this directory; mount a store on it, or give a log directory"
+        )
     if found_kind.kind not in (PathKind.LOG_DIR, PathKind.BUCKET, PathKind.UNKNOWN):
         raise found_kind.error()
     return LogDirSource(path.absolute())

@@ -34,7 +34,7 @@ _SOCKET_OPTIONS = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)),
 )
-# Internal topics, which hold the state of one cluster or store. Their records must not be copied to another one.
+# Internal topics. Their records are the state of one cluster or store, and must not be copied to any other.
 OWN_TOPICS = frozenset(
     {"__consumer_offsets", "__transaction_state", "__share_group_state", "__remote_log_metadata"}
 )
@@ -53,7 +53,7 @@ _PARTITION_BYTES = 4 << 20
 _EARLIEST, _LATEST = -2, -1
 # The last version of Produce that identifies topics by name, not by id.
 _PRODUCE_VERSION = 12
-# acks=-1: the broker waits until all in-sync replicas have the batches, for at most this time.
+# acks=-1: the broker waits until all in-sync replicas have the batches, for at most _PRODUCE_TIMEOUT_MS.
 _ALL_IN_SYNC = -1
 _PRODUCE_TIMEOUT_MS = 20_000
 
@@ -214,7 +214,7 @@ class Cluster:
         with naming_cluster(self.servers):
             return manager.run(answered)
 
-    # Requests about topics, groups and offsets.
+    # The methods below send requests about topics, groups and offsets.
 
     def topics(self) -> list[RemoteTopic]:
         """Return all topics except Kafka's internal ones and those that the cluster cannot describe."""
@@ -297,7 +297,7 @@ class Cluster:
         with naming_cluster(self.servers):
             return str(self._admin.describe_cluster()["cluster_id"])
 
-    # Requests that a mirror sends, like a follower of a partition.
+    # The methods below send the requests of a mirror, which fetches like a follower of a partition.
 
     def fetch(
         self, node: int, wanted: Sequence[Wanted], wait_ms: int = FETCH_WAIT_MS
@@ -382,7 +382,7 @@ class Cluster:
         ]
 
     def topic_ids(self, node: int, topics: Iterable[str]) -> dict[str, uuid.UUID | None]:
-        """Return the ids of those of the given topics that the broker `node` knows.
+        """Return the ids of the given topics, without topics that the broker `node` does not know.
 
         An id is None if the broker has no topic ids (before Kafka 2.8).
         """
@@ -396,7 +396,7 @@ class Cluster:
             if each.error_code == NONE
         }
 
-    # Requests that a push sends.
+    # The methods below send the requests of a push.
 
     def create_topic(
         self,

@@ -33,7 +33,7 @@ def _one_of(*words: str) -> Callable[[str], str]:
     return parse
 
 
-# The options that may be set, each with the function that parses its text, and raises `ValueError` if it is invalid.
+# The options that may be set, each with the function that parses its text. It raises `ValueError` for a wrong text.
 _OPTIONS: Mapping[str, Callable[[str], Any]] = {
     "bootstrap_timeout_ms": _positive,
     "client_dns_lookup": _one_of("use_all_dns_ips", "resolve_canonical_bootstrap_servers_only"),

@@ -1,10 +1,10 @@
-"""One partition: its segments and their sparse indexes, recovery, and all file access of the engine.
+"""One partition: its segments and their sparse indexes, recovery, and all access to files.
 
 Each module or folder imports only from the items below it in this list:
 
 - `audit`: a segment compared with its indexes, in one pass.
 - `partition_copy`: a copy of a partition in another directory, which then replaces the original.
-- `scan`: segments for readers in other processes: descriptions, splits of a scan, counts.
+- `scan`: lets other processes read segments: describes them, splits a scan into parts, and counts records.
 - `compaction`: one round of log compaction.
 - `follow`: a partition that another process writes, kept up to date with its files.
 - `append`: writes a partition (Kafka's UnifiedLog), checks what is appended, and cuts streams of writes into lines.
@@ -15,5 +15,5 @@ Each module or folder imports only from the items below it in this list:
 - `remote`: buckets of an object store as directory trees, and uploads.
 - `disk`: the only access to files; a disk that refuses operations after its first storage error; latencies.
 
-The engine has no clock and no tasks of its own (rule 5). Begin with `append.partition`.
+The modules have no clock and no tasks of their own (rule 5 of docs/architecture.md). Begin with `append.partition`.
 """

@@ -1,8 +1,8 @@
 """The audit of a segment: its log and its indexes are compared in one pass, in compiled loops.
 
-Offsets and transactions continue from one segment to the next. Each segment therefore yields an `Account` of them, so
-that segments can be audited in any order and by several processes. `check_boundaries` then reports what is wrong
-between segments.
+Offsets and transactions continue from one segment to the next, but segments can be audited in any order and by
+several processes: the audit of a segment yields an `Account` of its offsets and transactions. From all accounts,
+`check_boundaries` reports what is wrong between segments.
 """
 
 from __future__ import annotations
@@ -137,8 +137,8 @@ def audit(
     log: an index that the writer has not yet completed and trimmed after a roll is then no problem. Damage wholly
     below `log_start_offset` is a note, because it is no loss: a crash during retention leaves gaps there.
 
-    `report` is called after each run of batches and each damaged range, with its size in bytes. Raises `OSError`, and
-    `Gone` if files leave the log meanwhile.
+    `report` is called with the size in bytes of each part that was read: some batches, or a damaged range. Raises
+    `OSError`, and `Gone` if files leave the log meanwhile.
     """
     # A tiered topic is never compacted, so offsets must not be missing in a remote segment.
     gaps = segment.gaps and not segment.disk.is_remote
@@ -155,7 +155,7 @@ def audit(
     ):
         if isinstance(found, Damage):
             if found.end == segment.size_bytes:
-                # Damaged bytes do not show how many offsets they held. The segment's `next_offset` shows it.
+                # Damaged bytes do not show where their offsets end. At the segment's end, `next_offset` shows it.
                 found = found._replace(next_offset=max(found.next_offset, segment.next_offset))
             is_below = found.first_offset < log_start_offset >= found.next_offset
             tell = note if is_below else error
@@ -204,7 +204,7 @@ def check_boundaries(accounts: Iterable[Account], log_start_offset: int) -> Iter
         expected = None if account.gaps else account.end_offset
         for producer_id, first_offset, last_offset, _ in account.missing:
             if last_offset == account.over[producer_id][0]:
-                # Of the producer's transactions that end in a segment, only the first can have begun before it.
+                # Of a producer's transactions that end in a segment, only the first can begin in an earlier segment.
                 first_offset = open_since.get(producer_id, first_offset)
             # Do not report a transaction that began below the log start: recovery may have seen only a part of it.
             if first_offset >= log_start_offset:
@@ -270,7 +270,7 @@ def _check_columns(
 def _outside(
     segment: Segment, start: int, rows: NDArray[np.int64], edges: NDArray[np.int64]
 ) -> Iterator[Finding]:
-    """Yield an error for each batch whose first or last record has an offset outside those of the batch header.
+    """Yield an error for each batch whose first or last record has an offset outside the range in the batch header.
 
     `edges`, int64[batches, 2], has the offsets of these two records. Every batch must have records.
     """
@@ -336,7 +336,7 @@ class _IndexAudit:
                 self._keep(int(back[0]))
 
     def hold_against(self, batches: ScannedBatches, text: TextSize) -> Iterator[Finding]:
-        """Check the entries that describe these batches; `text` is the size of the segment's text before them."""
+        """Check the entries that describe `batches`; `text` is the size of the segment's text before them."""
         raise NotImplementedError
 
     def pass_damage(self, damage: Damage) -> None:
@@ -351,7 +351,7 @@ class _IndexAudit:
         raise NotImplementedError
 
     def _take(self, limit: int) -> NDArray[np.void]:
-        """Return the entries whose key is below `limit`, without the entries that earlier calls have returned."""
+        """Return the entries whose first `rising` field is below `limit`, except those of earlier calls."""
         first, self._done = self._done, max(int(np.searchsorted(self._keys, limit)), self._done)
         return self.entries[first : self._done]
 
@@ -364,7 +364,7 @@ class _IndexAudit:
 
 
 class _OffsetIndexAudit(_IndexAudit):
-    """An offset index: an entry has the position of a batch, and the last offset of that batch or of a later one.
+    """The audit of an offset index. An entry has a batch's position, and the last offset of this or a later batch.
 
     A follower may append several batches at once. The entry for these has the position of the first batch and the
     last offset of the last (kafka-storage 3.3).
@@ -410,7 +410,7 @@ class _OffsetIndexAudit(_IndexAudit):
 
 
 class _TimeIndexAudit(_IndexAudit):
-    """A time index: an entry has an offset and the greatest timestamp up to this offset (kafka-storage 3.2)."""
+    """The audit of a time index. An entry has an offset and the greatest timestamp up to it (kafka-storage 3.2)."""
 
     dtype, rising = _TIMES, (("offset", -1),)
     _largest = -1

@@ -124,7 +124,7 @@ class PartitionCopy:
                 seen = status.identity, status.size_bytes, status.mtime_ns
                 if self._others.get(name) == seen:
                     continue
-                # If the mtime is so recent that a change may not alter it, the next call copies the file again.
+                # If the mtime is so recent that a change might not alter it, let the next call copy the file again.
                 self._others[name] = seen if is_settled else None
                 # Files of staged batches and of torn tails may be large. So call `spend`, which may stop the copy,
                 # but with 0 bytes.
@@ -237,7 +237,7 @@ class PartitionCopy:
         return copied
 
     def _seal(self, active: Segment) -> Segment:
-        """Seal the copy of the active segment, and return it."""
+        """Seal the copy of the active segment, and return the copy."""
         for index in active.indexes:
             self._disk.put_file(self.directory / index.path.name, index.to_bytes(), sync=True)
         with suppress(FileNotFoundError):

@@ -436,7 +436,7 @@ class _LogLoader:
         if not segments:
             return [], 0
         # After a crash, segments below the recovery point are not checked. The segment that ends exactly at the
-        # recovery point is checked: its records were durable, but its indexes may lack their closing entries.
+        # recovery point is checked: its records were durable, but its indexes may lack the entries that a roll adds.
         if not self.start.closed:
             self._drop_empty_end(segments)
         snapshots = list(self.snapshots.offsets)

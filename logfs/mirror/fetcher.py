@@ -148,7 +148,7 @@ class Fetcher:
         """Return pairs (request, answer), one for each partition.
 
         After a large answer, this also sends the next fetch, so that the broker works during the append. `goals` maps
-        partitions to the offsets at which their copies end. If it is not empty, the broker is asked to answer at
+        partitions to the offsets at which their mirroring stops. If there are any, the broker is asked to answer at
         once, even without new records.
         """
         wait_ms = 0 if goals else FETCH_WAIT_MS
@@ -176,8 +176,8 @@ class Fetcher:
     def _guarded(self, mirror: PartitionMirror, work: Callable[[], bool]) -> bool:
         """Call `work` for a partition, and return its result: False if the metadata may be out of date.
 
-        If `work` raises an error other than `ClusterError`, the error is recorded as the problem of the partition,
-        and the result is True, because new metadata would not help.
+        Raises a `ClusterError` of `work`. Any other error is recorded as the problem of the partition, and the result
+        is True, because new metadata would not help.
         """
         try:
             return work()

@@ -71,7 +71,8 @@ class Mirror:
     ) -> None:
         """Connect to the cluster, and begin to mirror the topics whose whole names match `topics`.
 
-        `servers` are host:port separated by commas; `options` are those of `cluster.options`. Raises `ClusterError`.
+        `servers` are host:port separated by commas; `options` are from `cluster.options.read_options`. Raises
+        `ClusterError`.
         """
         self._store = store
         self._topics = topics
@@ -86,7 +87,7 @@ class Mirror:
         self._unread: set[str] = set()
         # The bytes fetched for partitions that are no longer mirrored, and for copies that were deleted.
         self._past_bytes = 0
-        # The problems in the last progress that was reported. Only problems that are not among them are logged.
+        # The problems in the progress that was reported last. If they are unchanged, they are not logged again.
         self._told: Mapping[str, str] = {}
         # The names of the store's partitions by topic, as of the last refresh.
         self._homes: dict[str, list[str]] = {}
@@ -181,7 +182,7 @@ class Mirror:
             each.flush()
 
     def _failing_seconds(self, mirror: PartitionMirror) -> float:
-        """Return for how many seconds a partition has failed, or the fetcher of its leader if that is longer.
+        """Return for how many seconds a partition or the fetcher of its leader has failed: the longer of the two.
 
         The result is 0 if the last attempts of both succeeded.
         """
@@ -251,7 +252,7 @@ class Mirror:
         self._mirror_groups()
 
     def _settings(self, topics: Sequence[str]) -> Mapping[str, Mapping[str, str]] | None:
-        """Return the settings of each topic, by topic name; None if the request fails, such as without permission."""
+        """Return the settings of each topic, by topic name; None if the request fails, as without permission."""
         try:
             found = self._cluster.settings(topics)
         except ClusterError as error:
@@ -286,7 +287,7 @@ class Mirror:
                 topic.name,
             )
         if settings is None and topic.name not in self._homes:
-            # The default of retention.ms would delete all records that are older than a week.
+            # The settings are unknown. The default of retention.ms would delete records that are older than a week.
             store.settings.set_topic(topic.name, RETENTION_MS, "-1")
         for number, (leader, leader_epoch) in topic.leaders.items():
             name = TopicPartition(topic.name, number).directory
@@ -395,7 +396,7 @@ class Mirror:
         changed = {}
         for (topic, number), offset in self._cluster.group_offsets(group).items():
             mirror = self._partitions.get(TopicPartition(topic, number).directory)
-            # If a group is ahead of the copy, a later refresh commits its offset, once the copy has reached it.
+            # An offset above the end of the copy is left to a later refresh, when the copy has reached it.
             if mirror is not None and offset <= mirror.partition.log_end_offset:
                 offset = max(offset, mirror.partition.log_start_offset)
                 known = self._store.groups.committed(group, mirror.name)

@@ -168,7 +168,7 @@ class PartitionMirror:
         else:
             self._agree_up_to(found.epoch, found.end_offset)
             if self.goal is not None and self.has_reached_goal:
-                # At the goal, no fetch follows. So the series of errors must end here, and not in `take`.
+                # At the goal, no fetch follows, and `take`, which usually clears the error, is not called.
                 self._end_errors()
         return True
 
@@ -218,12 +218,12 @@ class PartitionMirror:
             self.fetched_bytes += fetched_batches.append_fetched(
                 self.partition, found.records, self._note_gap, self._source
             )
-        # This comes after the append: if the append fails, as on a full disk, the series of errors goes on.
+        # Clear the error only after the append, because the append may fail, too, as on a full disk.
         self._end_errors()
         return True
 
     def _end_errors(self) -> None:
-        """Clear the problem, and end the series of errors and its pauses."""
+        """Clear the problem. The pause after the next error is the shortest again."""
         self.problem, self._pause, self._failing_since = "", _FIRST_PAUSE_SECONDS, None
 
     def _failed(self, error: int) -> bool:
@@ -231,10 +231,10 @@ class PartitionMirror:
         return False
 
     def _return_to_range(self, cluster: Cluster) -> None:
-        """If the source's log start is above the copy's end, begin the copy there again; otherwise record an error.
+        """If the source's log start is above the copy's end, begin the copy again at that log start.
 
-        Such a log start means that the source has deleted all records that the copy has. They are dropped from the
-        copy, too (kafka-storage 10.5).
+        The source has then deleted all records that the copy has, so they are dropped from the copy, too
+        (kafka-storage 10.5). Otherwise, record an error.
         """
         first, end = cluster.offset_range(*self.place)
         ours = self.partition.log_end_offset

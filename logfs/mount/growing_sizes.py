@@ -65,7 +65,7 @@ KEEP_SECONDS = 3600.0
 _WAITING = 256
 # When a mount stops, it answers requests for at most this long, so that calls of `_grow_for_all` can end.
 _STOP_SECONDS = 20.0
-# The pause between two checks of whether such a call is in progress.
+# The pause (seconds) between two checks of whether a call of `_grow_for_all` is in progress.
 _STOP_POLL_SECONDS = 0.01
 # If more threads than this have asked about an inode, the threads that have ended are forgotten.
 _MOST_THREADS = 64
@@ -81,7 +81,7 @@ class _KnownSize:
         # The threads that have looked up the inode or asked for its attributes since the last `_grow_for_all`. Each
         # may still be processing an answer about the inode, or be reading the file.
         self.threads: set[int] = set()
-        # The thread that opened the file when no handle was open, and those that have asked about the inode since.
+        # The thread that opened the file when no handle was open, and the threads that have asked about it since.
         self.since_open: set[int] = set()
         # The thread for which the inode is reserved, because it was told to repeat its lookup; None if there is none.
         self.reserved_for: int | None = None
@@ -111,8 +111,8 @@ class GrowingSizes:
     async def stop(self) -> None:
         """Let files that several threads share grow no more, and wait for the calls of `_grow_for_all` in progress.
 
-        Such a call waits for pages that readers have locked until their requests are answered. So the mount must
-        answer requests during `stop`. It waits for 20 s at most.
+        Such a call waits for pages that the kernel has locked until READ requests are answered. So the mount must
+        answer requests during `stop`, which waits for 20 s at most.
         """
         self._is_stopped = True
         end = trio.current_time() + _STOP_SECONDS
@@ -187,8 +187,8 @@ class GrowingSizes:
     def timeout(self, node: GrowingFile, end_offset: int, thread: int) -> float:
         """Return for how many seconds the kernel may keep the size in the answer to a GETATTR by `thread`.
 
-        The result is 0 if the kernel may not keep the size. `end_offset` is the log end offset before the size was
-        determined.
+        The result is 0 if the kernel may not keep the size. `end_offset` is the log end offset that was read before
+        the size was determined.
         """
         told = self._told.get(node)
         if told is None or node.context.store.read_only:
@@ -212,9 +212,9 @@ class GrowingSizes:
         return KEEP_SECONDS
 
     def pop_stale(self, partition: Reader) -> set[int]:
-        """Remove and return the inodes of files whose sizes the kernel may keep although `partition` has grown.
+        """Return the inodes of files of `partition`, which has grown, whose old sizes the kernel may still keep.
 
-        The caller must invalidate the attributes of each inode.
+        The caller must invalidate the attributes of each inode: the next call does not return it.
         """
         return self._kept.pop(partition, set()) if self._kept else set()
 

@@ -35,7 +35,7 @@ class RequestCounts:
         self.errors: Counter[int] = Counter()
 
 
-# The `RequestCounts` by name of the handler. They need not be kept by mount: pyfuse3 serves one mount in a process.
+# The `RequestCounts` by name of the handler. They are of one mount, because pyfuse3 serves only one in a process.
 REQUESTS: dict[str, RequestCounts] = {}
 
 # The type that each handler must return. Handlers that are not listed return None.
@@ -108,7 +108,7 @@ def _guard(name: str, handler: Callable[..., Awaitable[Any]]) -> Callable[..., A
 def _can_be_sent(name: str, result: Any) -> bool:
     """Whether the contents of an answer permit pyfuse3 to convert it to C. The answer's type was checked before.
 
-    pyfuse3 converts the answer after the wrapped handler has returned. There, an error could not be caught any more.
+    pyfuse3 converts the answer after the wrapped handler has returned, when an error cannot be caught any more.
     """
     if name == "create":
         kinds = (pyfuse3.FileInfo, pyfuse3.EntryAttributes)

@@ -74,7 +74,7 @@ class Handlers(pyfuse3.Operations, Generic[N]):
             return f"{node.path.rstrip('/')}/{os.fsdecode(arguments[1])}"
         return node.path
 
-    # Methods for inodes, and `fsyncdir`.
+    # Methods that describe and forget inodes, and the handler `fsyncdir`.
 
     @staticmethod
     def _entry(node: N, found: Stat) -> pyfuse3.EntryAttributes:
@@ -103,7 +103,7 @@ class Handlers(pyfuse3.Operations, Generic[N]):
     # Handlers of changes that every mount refuses.
 
     def _refusal(self, directory: int, name: bytes, why: str) -> OSError:
-        """Return the `OSError` (EPERM) for a refused change in a directory, given by inode; `why` is the reason."""
+        """Return the `OSError` (EPERM) for a refused change of `name` in the directory with inode `directory`."""
         return refuse(errno.EPERM, f"{self._inodes.node(directory).path}: {why}")
 
     async def mknod(

@@ -14,7 +14,7 @@ from logfs.mount.threads import run_in_thread
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    # Returns the metrics: as OpenMetrics if the argument is true, else in Prometheus' text format.
+    # A function that returns the metrics: as OpenMetrics if its argument is true, else in Prometheus' text format.
     Metrics = Callable[[bool], bytes]
 
 logger = logging.getLogger(__name__)

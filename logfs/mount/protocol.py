@@ -45,11 +45,12 @@ logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-# How many requests run in worker threads at the same time, of those that change nothing and need no network.
+# The most requests that run in worker threads at the same time, if they change nothing and need no network.
 _WORKERS = 8
-# The same limit for requests that change something, except fsync, which has a limit of its own.
+# The most requests that run in worker threads at the same time, if they change something. This does not include
+# fsync, which has a limit of its own.
 _CHANGING_WORKERS = 8
-# The same limit for requests that change nothing and may wait for the network.
+# The most requests that run in worker threads at the same time, if they change nothing and may wait for the network.
 _FETCHING_WORKERS = 384
 # If the content of a record's file has at most this many bytes, it is put into the kernel's page cache at the first
 # open. The reader of a larger record may want only a part of it.
@@ -146,7 +147,7 @@ class Operations(Handlers[Node]):
     async def _change_in_thread(self, work: Callable[..., _T], *arguments: Any) -> _T:
         return await run_in_thread(work, *arguments, limiter=self._changers)
 
-    # Handlers and methods for nodes and attributes.
+    # The methods from here on handle requests about nodes and attributes.
 
     def _remember(self, node: Node) -> None:
         """Count a lookup of a node whose entry is sent to the kernel.
@@ -161,10 +162,10 @@ class Operations(Handlers[Node]):
                 )
 
     async def stop_growth(self) -> None:
-        """Begin no more growths of files that several threads share, and wait for the growths in progress.
+        """Stop telling the kernel larger sizes of files that several threads share; wait for the calls in progress.
 
-        This call waits for 20 s at most. Call it before the mount ends: during a growth, a thread of the mount waits
-        in the kernel for readers, and these readers wait for answers of the mount.
+        Call this before the mount ends: such a call makes a thread of the mount wait in the kernel for readers, which
+        wait for answers of the mount. `stop_growth` waits for 20 s at most.
         """
         await self._sizes.stop()
 
@@ -217,7 +218,10 @@ class Operations(Handlers[Node]):
     async def _attributes_for(
         self, node: Node, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
-        """Return the attributes of a node that the kernel knows, with a size that is safe (`growing_sizes`)."""
+        """Return the attributes of a node that the kernel knows.
+
+        The size of a growing file is one that makes no reader see zeros that are not in the file (`growing_sizes`).
+        """
         if isinstance(node, GrowingFile):
             end_offset = node.partition.log.state.log_end_offset
             entry = await self._attributes(node)
@@ -241,7 +245,8 @@ class Operations(Handlers[Node]):
             await self._change(node.truncate, attr.st_size)
         if fields.update_mode or fields.update_uid or fields.update_gid:
             await self._change_in_thread(self._change_access, node, attr, fields, ctx.uid)
-            # Other nodes may have their mode and owner from the same table: the kernel must forget their attributes.
+            # Other nodes may get their mode and owner from the table `node.modes`, too. The kernel must forget their
+            # attributes.
             assert isinstance(node, PartitionAccess)
             for other in self._inodes:
                 if isinstance(other, PartitionAccess) and other.follows(node.modes):
@@ -284,7 +289,7 @@ class Operations(Handlers[Node]):
         path = store.registry.working[0].path
         return await self._look(statvfs_of, path)
 
-    # Handlers for directories.
+    # The methods from here on handle requests about directories.
 
     async def opendir(self, inode: int, ctx: pyfuse3.RequestContext) -> int:
         directory = self._directory(inode)
@@ -357,7 +362,7 @@ class Operations(Handlers[Node]):
         self._remember(node)
         return info, entry
 
-    # Handlers for files.
+    # The methods from here on handle requests about files.
 
     async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
         node = self._inodes.node(inode)
@@ -368,7 +373,7 @@ class Operations(Handlers[Node]):
         if not isinstance(node, FileNode):
             raise refuse(errno.EISDIR, f"{node.path}: is a directory")
         if isinstance(node, PartitionAccess):
-            # If the log directory has failed, refuse the open: the kernel would answer reads from its page cache.
+            # Refuse the open if the log directory has failed: the kernel could answer reads from its page cache.
             node.modes.check_available()
         if isinstance(node, GrowingFile) and not self._sizes.may_open(node, ctx.pid):
             # At ESTALE the kernel looks the name up again.
@@ -404,8 +409,8 @@ class Operations(Handlers[Node]):
     async def read(self, fh: int, off: int, size: int) -> bytes:
         position, handle = off, self._handles[fh]
         found = await self._run(handle.read, position, size)
-        # The answer to an administrative request may say that the request has appended records. Then the kernel must
-        # forget the sizes that it keeps before the caller gets this answer.
+        # An administrative request may have appended records. The kernel must forget the old sizes of the files
+        # before the caller gets the answer, which says so.
         self._grown(handle)
         return found
 
@@ -460,7 +465,7 @@ class Operations(Handlers[Node]):
             for inode in self._sizes.pop_stale(partition):
                 forget_attributes(inode)
 
-    # Handlers for extended attributes.
+    # The methods from here on handle requests about extended attributes.
 
     async def getxattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> bytes:
         if not name.startswith(b"user.logfs."):

@@ -55,7 +55,9 @@ def remount(mountpoint: Path, words: Iterable[str]) -> None:
     path = os.path.realpath(mountpoint)
     mount = logfs_mounts().get(path)
     if mount is None:
-        raise InvalidStore(f"{mountpoint}: no logfs is mounted here; to mount, leave out remount")
+        raise InvalidStore(
+            f"{mountpoint}: no logfs is mounted here; to mount it, leave out the option remount"
+        )
     status = _status(path)
     in_force = mount.options | mount.flags
     in_force |= {f"{name}={status[name]}" for name in ("isolation", "linger_ms") if name in status}

@@ -56,7 +56,7 @@ logger = logging.getLogger(__name__)
 _MAX_TASKS = 4000
 _UPKEEP_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 60.0
-# How long to wait before partitions that could not be loaded for lack of file descriptors are loaded again.
+# The pause before the next attempt to load partitions, if some could not be loaded for lack of file descriptors.
 _LOAD_SECONDS = 10.0
 # How often a read-only store checks for changes by other processes. A request for a size or a name checks at once.
 _REFRESH_SECONDS = 0.5
@@ -174,7 +174,8 @@ def source_of(options: MountOptions) -> str:
     """Return the source that the mount table shows: `options.source`, or else the log directories, joined by commas.
 
     mount(8) compares the source with the lines of fstab, to detect which of them are already mounted. If a line has
-    one path, mount(8) resolves its symlinks, but not if it has a list of paths. This function does the same.
+    one path, mount(8) resolves the symlinks in this path; it does not resolve those in a list of paths. This function
+    does the same.
     """
     if options.source is not None:
         return options.source
@@ -299,7 +300,7 @@ async def _announce(store: Store, mountpoint: Path, ready: Callable[[], None]) -
 
 
 def _raise_read_ahead(mountpoint: Path) -> None:
-    """Raise the mount's read-ahead to the size of the kernel's largest READ. For others than root, do nothing."""
+    """Raise the mount's read-ahead to the size of the kernel's largest READ. Without root's rights, do nothing."""
     device = os.stat(mountpoint).st_dev
     knob = Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb")
     try:

@@ -1,8 +1,8 @@
 """The push of topics from a store into a Kafka cluster, as a producer.
 
 A topic keeps its batches and offsets if brokers accept them unchanged (`obstacles` are the reasons why not).
-Otherwise its records can be sent in new batches with new offsets (`translation`), which a file maps to the old ones
-(`translation_map`). In this package "here" means in the store, and "there" in the cluster.
+Otherwise its records can be sent in new batches with new offsets (`translation`). A file then maps the old offsets to
+the new ones (`translation_map`). In this package "here" means in the store, and "there" in the cluster.
 
 - `push`: the batches, settings and groups, in order. Begin here.
 - `plan`: how each topic is sent, and from which offset on, also after an interrupted push.

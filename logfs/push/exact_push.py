@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from logfs.format.batches.batch import Batch
     from logfs.log.read.reader import Reader
 
-# The position of the leader epoch in a batch. The leader in the cluster sets it; the CRC does not cover it
+# The bytes of a batch that have the leader epoch. The leader in the cluster sets it; the CRC does not cover it
 # (kafka-storage 2.1).
 _LEADER_EPOCH = slice(12, 16)
 
@@ -47,7 +47,7 @@ def holds_last_batch(reader: Reader, end: int, theirs: bytes) -> bool:
 
     Different leader epochs do not count as a difference.
     """
-    # If the log start offset is inside of a batch, `end` may not be above it. Reads below the log start offset fail.
+    # If the log start offset is inside of a batch, `end` - 1 may be below it. Reads below the log start offset fail.
     offset = max(end - 1, reader.log_start_offset)
     ours: Batch | None = next(iter(reader.batches(offset)), None)
     if ours is None or ours.header.next_offset != end:

@@ -56,7 +56,7 @@ class TopicPlan:
 
     `partitions` is the number of partitions in the cluster after the push. `there` maps each of them to its log end
     offset in the cluster, and is updated during the push. `sent_up_to` maps each local partition to the local offset
-    at which the push begins, and `ends` maps it to its local log end offset.
+    at which the push begins, and `ends` maps each local partition to its local log end offset.
     """
 
     name: str
@@ -88,7 +88,7 @@ class TopicPlan:
 
     @property
     def left(self) -> int:
-        """The number of offsets left to push; if `is_translated`, an upper bound: some may have been sent before."""
+        """The number of offsets left to push. If `is_translated`, it is an upper bound: some may have been pushed."""
         return sum(self.ends[number] - sent for number, sent in self.sent_up_to.items())
 
 
@@ -197,7 +197,7 @@ class Planner:
     def _try_settings(self, plan: TopicPlan) -> None:
         """Ask the cluster whether it accepts the topic's settings, both with and without those of `FOR_PUSHING`.
 
-        Nothing is changed in the cluster. If the cluster refuses them, its reason is added to `plan.refusals`.
+        Nothing is changed in the cluster. If the cluster refuses settings, its reason is added to `plan.refusals`.
         """
         for settings in ({**plan.settings, **FOR_PUSHING}, plan.settings):
             try:
@@ -238,7 +238,7 @@ class Planner:
             plan.refusals += self._check_map(plan, is_begun=is_begun)
 
     def _check_map(self, plan: TopicPlan, *, is_begun: bool) -> list[str]:
-        """Return why the map cannot be used for a topic: it is of another log, or lacks records in the cluster.
+        """Return why the map cannot be used for a topic: it is of another log, or lacks records of the cluster.
 
         `is_begun` tells whether the map has lines for the topic. Lines whose records were not sent are removed.
         """

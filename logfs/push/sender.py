@@ -80,7 +80,7 @@ class Sender:
             time.sleep(_PAUSE_SECONDS)
             self._reconnect()
 
-    # Requests about the ends of the logs in the cluster.
+    # The methods from here on ask where the logs in the cluster end.
 
     def settled_ends(self, places: Iterable[Place]) -> dict[Place, int]:
         """Return the log end offset of each partition, once all of them have been unchanged for two seconds.
@@ -162,7 +162,7 @@ class Sender:
         with suppress(ClusterError):
             self.cluster = self._connect()
 
-    # Produce requests.
+    # The methods from here on send Produce requests.
 
     def send(self, batches: Sequence[Outgoing]) -> None:
         """Send batches, at most one for each partition, and wait until all in-sync replicas have them.

@@ -79,8 +79,8 @@ class Translation:
         """Return the offset at which to begin reading each local partition: the one after the last record sent.
 
         `is_same` tells whether the topic has as many partitions in the cluster as in the store. The result lacks a
-        partition whose records go, or went, to partitions with other numbers, because each of them may have got the
-        records up to a different offset. Such a partition is read from its beginning.
+        local partition, which is then read from its beginning, if `is_same` is false, or if some of its records were
+        sent to partitions with other numbers: each of these may have got the records up to a different offset.
         """
         found = {}
         for each in self._topic.partitions if is_same else ():

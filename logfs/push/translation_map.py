@@ -111,7 +111,7 @@ class TranslationMap:
             lock = os.open(self._lock_path, os.O_CREAT | os.O_RDWR, 0o644)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # Another push may have removed the file between `open` and `flock`; then lock the next one instead.
+                # If another push has removed the file between `open` and `flock`, create and lock a new file instead.
                 if os.path.samestat(os.fstat(lock), os.stat(self._lock_path)):
                     return lock
             except FileNotFoundError:
@@ -209,7 +209,7 @@ class TranslationMap:
 
     @contextmanager
     def _naming_path(self) -> Iterator[None]:
-        """Add the path of the map to an `OSError` raised in the context: the one for a full disk names no file."""
+        """Set the file name of an `OSError` raised in the context to the map's path: ENOSPC is raised without one."""
         try:
             yield
         except OSError as error:
@@ -217,7 +217,7 @@ class TranslationMap:
             raise
 
     def __contains__(self, topic: str) -> bool:
-        """Whether the map has lines for a topic, or had when the file was read, even if the records were not sent."""
+        """Whether the map has lines for a topic, or had some before `keep_sent` removed those of unsent records."""
         return any(each == topic for each, _, _ in self._runs)
 
     def begin(self, topic: str, topic_id: str) -> None:
@@ -268,8 +268,8 @@ class TranslationMap:
     def keep_sent(self, topic: str, ends: Mapping[int, int]) -> None:
         """Remove a topic's lines for records that were not sent.
 
-        `ends` maps each partition in the cluster to its log end offset there. Raises `ClusterError` if the last line
-        of a partition ends at another offset: another program has written records, or lines are missing.
+        `ends` maps each partition in the cluster to its log end offset there. Raises `ClusterError` if the lines
+        that are kept for a partition do not end there: another program has written records, or lines are missing.
         """
         self._check_whole(topic, ends)
         last: dict[int, int] = {}
@@ -289,13 +289,14 @@ class TranslationMap:
                     "another program writes to the topic, or the last lines of the map are missing. Restore the map "
                     "from a copy, or delete the topic in the cluster and the map, and push again"
                 )
-        # The file still has the removed runs, so the next write must replace it.
+        # If lines were removed here, the file still has them: the next write must replace the file, not append to it.
         self._is_whole &= not changed
 
     def _check_whole(self, topic: str, ends: Mapping[int, int]) -> None:
-        """Raise `ClusterError` if runs of a topic are missing or out of order.
+        """Raise `ClusterError` if lines of a topic are missing or out of order.
 
-        The local offsets of a partition must ascend, and the offsets in the cluster must be contiguous.
+        For each pair of a local partition and one in the cluster, the local offsets of the lines must ascend. For
+        each partition in the cluster, which must be a key of `ends`, their offsets there must be contiguous.
         """
         there: dict[int, list[Run]] = {}
         for (name, _, number), runs in self._runs.items():
@@ -348,7 +349,7 @@ class TranslationMap:
 
 
 def _first_from(runs: Sequence[Run], offset: int) -> int | None:
-    """Return the offset in the cluster of the first record with a local offset of `offset` or more, or None."""
+    """Return the offset in the cluster of the first record whose local offset is at least `offset`, or None."""
     at = bisect_right(runs, offset, key=lambda run: run.end)
     if at == len(runs):
         return None

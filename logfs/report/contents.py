@@ -35,9 +35,9 @@ _RARE = 0.01
 class PartitionReport(NamedTuple):
     """What the report says about a partition. Times are in ms since the epoch, -1 if unknown.
 
-    `expired_bytes` is the size of the segments that retention would delete now. Of the other segments, the oldest can
-    be deleted by `retention_ms` (a duration, -1 for no limit) from the time `oldest_due_ms` on, None for never or
-    unknown; `stays` says why it is kept now. `counts` is None if the log was not read.
+    `expired_bytes` is the size of the segments that retention would delete now. `stays` says why the oldest of the
+    other segments is kept now. It can be deleted for its age from the time `oldest_due_ms` on; None means never or
+    unknown. `retention_ms` is a duration, -1 for no limit. `counts` is None if the log was not read.
     """
 
     name: str
@@ -91,8 +91,8 @@ class ReportContents(NamedTuple):
 def size_of(log_dirs: Sequence[Path]) -> int:
     """Return how many bytes `read_report` reads if its argument `full` is true.
 
-    It then reads each local log twice, once to count records and once to audit them. Raises the errors of opening a
-    store read-only.
+    `read_report` then reads each local log twice, once to count records and once to audit them. Raises the errors of
+    opening a store read-only.
     """
     with Store(log_dirs, read_only=True, create=False) as store:
         return 2 * sum(store[name].local_bytes for name in store)

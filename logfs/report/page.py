@@ -180,5 +180,5 @@ def _span(ms: int) -> str:
 
 
 def _printable(text: object) -> str:
-    """Return text as valid UTF-8: bytes of file names that are no characters become escapes."""
+    """Return text as valid UTF-8: bytes of file names that are not UTF-8 become escapes."""
     return str(text).encode("utf-8", "backslashreplace").decode()

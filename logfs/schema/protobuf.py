@@ -117,7 +117,7 @@ def _message_indexes(data: bytes) -> tuple[tuple[int, ...], int]:
     """
     count, at = decode_varint(data, 0)
     if not 0 <= count <= len(data):
-        raise ValueError(f"the data declare {count} indexes of a message type in {len(data)} bytes")
+        raise ValueError(f"{count} message indexes cannot be in the {len(data)} bytes of the data")
     if count == 0:
         return (0,), at
     indexes = []

@@ -132,8 +132,8 @@ class Registry:
             except Exception as error:
                 answers.put(error)
 
-        # Limit the time of the whole response by a thread: `requests` only limits that of each read, so a slow server
-        # could take hours.
+        # A thread limits the time of the whole response. `requests` limits only the time of each read, so a slow
+        # server could take hours.
         threading.Thread(target=ask, daemon=True).start()
         try:
             found = answers.get(timeout=_MOST_SECONDS)

@@ -107,7 +107,7 @@ class BatchMaker:
     def batch(self, runs: Sequence[ArrowRun]) -> pa.RecordBatch:
         """Return the records of `runs` as one Arrow batch.
 
-        Raises `ValueError` if any one of these has 2 GiB or more: all keys, all values, all header keys, all header
+        Raises `ValueError` if the keys together have 2 GiB or more, or the values, or the header keys, or the header
         values. Raises `Corrupt` for malformed headers.
         """
         from logfs.format.batches.columns import concatenate

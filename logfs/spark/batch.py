@@ -91,10 +91,11 @@ class BatchReader(DataSourceReader):
 
 
 class FilteredReader(BatchReader):
-    """A batch reader that accepts filters. Spark refuses to use it if its filter push-down is off.
+    """A batch reader that accepts filters. If filter push-down is off in Spark, Spark refuses to use such a reader.
 
-    It is used only if the option pushDownPredicate is true: if several queries use the DataFrame of one `load`, Spark
-    up to 4.3 applies the filters of the last query to all of them, even to queries without filters.
+    This class is used only if the option pushDownPredicate of the source is true. The default is false, because
+    Spark up to 4.3 has an error: if several queries use the DataFrame of one `load`, it applies the filters of the
+    last query to all of them, even to queries without filters.
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:

@@ -29,7 +29,7 @@ _WAIT_SECONDS = 0.2
 
 
 class GroupPosition:
-    """Commits the offsets of a query for a consumer group. If the log directories are mounted, the mount does it.
+    """Commits a query's offsets for a consumer group. If the log directories are mounted, the mount commits them.
 
     The offsets are for other programs; the query itself does not use them. So a failed commit is only logged as a
     warning, and a later call of `note` tries again.
@@ -46,9 +46,9 @@ class GroupPosition:
     def note(self, offsets: Offsets, *, is_last: bool) -> None:
         """Commit those of `offsets` that have changed since the last commit, in one request.
 
-        `offsets` are where the query continues; `is_last` tells that it has read everything. Does nothing within a
-        second after the last commit, unless `is_last` is true, or within 30 seconds after a failed commit. A failure
-        is logged unless the previous attempt failed for the same reason.
+        `offsets` are where the query continues. `is_last` tells that the query has read everything. Does nothing
+        within 30 seconds after a failed commit. Unless `is_last` is true, also does nothing within a second after a
+        successful commit. A failure is logged unless the previous attempt failed for the same reason.
         """
         changed = {
             name.directory: str(offset)

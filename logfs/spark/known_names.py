@@ -38,9 +38,8 @@ _OF_READS = (
 )
 _OF_WRITES = ("createPartitions", "topic", "txnAppId", "txnVersion")
 OPTIONS = (*SELECTIONS, *_OF_READS, *_OF_WRITES)
-# Options of Spark's Kafka source that have no meaning without a broker. The same is true of most options that begin
-# with
-# "kafka.".
+# Options of Spark's Kafka source that have no meaning without a broker. Most options whose names begin with "kafka."
+# have none, either.
 _OF_THE_NETWORK = (
     "kafkaConsumer.pollTimeoutMs",
     "fetchOffset.numRetries",

@@ -167,7 +167,9 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         for name in ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp"):
             if name in options:
                 word = "offset" if name == "endingOffsets" else "timestamp"
-                raise ValueError(f"ending {word} not valid in streaming queries")
+                raise ValueError(
+                    f"ending {word} not valid in streaming queries: leave out the option {name}"
+                )
     default = PositionKind.LATEST if streaming else PositionKind.EARLIEST
     starting = _limit(options, "starting", default)
     ending = _limit(options, "ending", PositionKind.LATEST)
@@ -275,7 +277,7 @@ def _duration_ms(text: str | None) -> int:
     return int(match[1]) * _UNITS_MS[match[2] or "ms"]
 
 
-# The options that select partitions.
+# The functions from here on parse the options that select partitions.
 
 
 def _selection(options: Mapping[str, str]) -> Selection:
@@ -328,7 +330,7 @@ def _assigned(text: str) -> list[TopicPartition]:
         raise ValueError(f"{shape}, got {text}") from None
 
 
-# The options for the start and the end of a read.
+# The code from here on parses the options for the start and the end of a read.
 
 _OFFSETS_SHAPE = 'Expected e.g. {"topicA":{"0":23,"1":-1},"topicB":{"0":-2}}'
 _TIMESTAMPS_SHAPE = (

@@ -85,7 +85,7 @@ def report_loss(
 ) -> None:
     """Raise `DataLoss` if `fail` (the option failOnDataLoss) is true, else log a warning.
 
-    `otherwise` is the end of both messages, which says what happens if the option is false.
+    Both messages end in `otherwise`, which says what the query does if the option is false.
     """
     if fail:
         raise DataLoss(f"{message}; set the option failOnDataLoss to false {otherwise}")
@@ -100,7 +100,7 @@ def inside_log(
     If no offset is inside the log, the returned range is empty: its start is at or above its end. A loss raises
     `DataLoss` if `fail` is true, otherwise it is logged as a warning. Only offsets below the log start offset or at
     and above the log end offset are a loss, not those that compaction has removed. `where` is appended to the
-    messages: a task gives its host, and the error from opening the planned file.
+    messages: a task passes the name of its host, and the error that opening the planned file raised.
     """
     start, log_end = reader.log_start_offset, reader.log.state.log_end_offset
     if first < start:
@@ -189,7 +189,7 @@ def _parts(
             if not tries_left:
                 raise
             if not reader.refresh():
-                # A file is just being replaced or removed, but the listing of the directory is still the same.
+                # A file is being replaced or removed, but the directory's listing has not changed yet: wait.
                 time.sleep(_PAUSE_SECONDS)
     raise AssertionError
 
@@ -214,7 +214,7 @@ def packed(
         yield group
 
 
-# Functions that run in the tasks.
+# The functions below run in the tasks.
 
 
 def read(
@@ -247,7 +247,7 @@ def columns(
     damaged records are skipped with a warning, but a partition that was moved still raises `DataLoss`.
     """
     try:
-        # The call opens the file, so the read is not affected if the file is renamed or removed later.
+        # `scan_split.read` opens the file, so the file may be renamed or removed later.
         read = scan_split.read(part.segment_split, since_ms)
     except Gone as gone:
         logger.info("%s; reading its records from the files that the log has now", gone)
@@ -277,7 +277,7 @@ def _columns_again(
         for log_dir in log_dirs_of(options.paths):
             other = as_path(log_dir) / directory.name
             if other != directory and other.is_dir():
-                # The records are not lost, so fail even with failOnDataLoss=false.
+                # The records still exist and must not be skipped, so fail even with failOnDataLoss=false.
                 raise DataLoss(
                     f"{directory}: the partition moved to {log_dir} after the query was planned{where}; run the "
                     "query again"
@@ -288,8 +288,8 @@ def _columns_again(
         return
     with Store(directory.parent, read_only=True, only=directory.name) as store:
         partition = store[directory.name]
-        # If the log still has the segment, this machine does not see its file. But in a bucket this proves nothing:
-        # an outdated listing may still show a deleted segment.
+        # If the log still lists the segment, its file is not visible on this machine. In a bucket this does not
+        # follow: an outdated listing may still show a deleted segment.
         if not partition.disk.is_remote and not segment_split.segment.has_left(partition):
             raise NotOnHost.because(gone)
         reader = partition.isolated(options.isolation)
@@ -319,8 +319,8 @@ def _is_deleted(planned: SegmentDescriptor, gone: Gone) -> bool:
         raise NotOnHost.because(gone)
     if identity is not None:
         return True
-    # The directory of the partition is missing. If logfs or Kafka has deleted the partition, it has no entry in this
-    # checkpoint.
+    # The directory of the partition is missing. If logfs or Kafka has deleted the partition, it has no entry in the
+    # checkpoint of recovery points.
     try:
         known = checkpoint.parse_offsets(disk.read_file(log_dir / RECOVERY_POINTS))
     except (FileNotFoundError, Corrupt):

@@ -98,7 +98,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_topics": None, "_position": None}
 
-    # Methods that determine offsets.
+    # The methods below determine offsets.
 
     def _look(self) -> TopicSnapshot:
         if self._topics is None:
@@ -110,7 +110,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return look
 
     def _report(self, message: str, **words: str) -> None:
-        """Report a loss: raise `DataLoss`, or log a warning once if the option failOnDataLoss is false."""
+        """Raise `DataLoss`, or log `message` once if failOnDataLoss is false. `words` go to `splits.report_loss`."""
         if message not in self._reported:
             splits.report_loss(message, fail=self.options.fail_on_data_loss, **words)
             self._reported.add(message)
@@ -343,7 +343,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ends = {name: reader.log_end_offset for name, reader in look.readers.items()}
         return to_json(ends, look.ids_by_topic())
 
-    # Methods that plan and read a micro-batch.
+    # The methods below plan and read a micro-batch.
 
     @short_errors()
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[Split]:

@@ -41,8 +41,8 @@ def to_json(
     """Return offsets and topic ids in the form that Kafka's source uses in checkpoints, sorted by partition.
 
     `topic_ids` maps topics to their ids. Each id becomes an entry "topic#id" without partitions. Kafka's source takes
-    such an entry for a topic without offsets, and ignores it. So do the options startingOffsets and endingOffsets of
-    both sources.
+    such an entry for a topic without offsets, and ignores it. The options startingOffsets and endingOffsets of
+    Kafka's source and of logfs ignore it, too.
     """
     found: OffsetsJson = {}
     for name, offset in sorted(offsets.items()):
@@ -53,7 +53,7 @@ def to_json(
 
 
 def from_json(offsets: Mapping[str, Mapping[str, Any]]) -> Offsets:
-    """Return the offset of each partition in offsets of a checkpoint: {topic: {partition number: offset}}."""
+    """Return the offset of each partition, from the form in checkpoints: {topic: {partition number: offset}}."""
     return {
         TopicPartition(topic, int(number)): int(offset)
         for topic, each in offsets.items()
@@ -62,7 +62,7 @@ def from_json(offsets: Mapping[str, Mapping[str, Any]]) -> Offsets:
 
 
 def topic_ids_from_json(offsets: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Return the id of each topic in offsets of a checkpoint, from the entries "topic#id".
+    """Return the id of each topic, from the entries "topic#id" in the offsets of a checkpoint.
 
     A checkpoint that was written by Kafka's source or logfs 0.1 has no ids.
     """
@@ -241,13 +241,13 @@ _last: tuple[object, Topics] | None = None
 
 @contextmanager
 def opened(options: ReadOptions) -> Iterator[Topics]:
-    """Yield the `Topics` for the options, in their current state, to plan one batch query.
+    """Yield an up-to-date `Topics` for the options, to plan one batch query.
 
     Spark plans all queries of a session in one process. Opening a partition takes a millisecond; checking that it has
     not changed takes a fraction of that. So the process keeps the `Topics` of the last query, with its files closed.
-    The next query uses it again if it has the same log directories, selection and isolation level, and if no
-    partition has changed. If the query also has the same other options and filters, `Topics.planned` returns the last
-    plan.
+    The next query uses this object again if the query has the same log directories, selection and isolation level,
+    and if no partition has changed. If the other options and the filters are the same, too, `Topics.planned` returns
+    the last plan.
     """
     global _last
     key = (tuple(map(str, log_dirs_of(options.paths))), options.selection, options.isolation)
@@ -280,7 +280,7 @@ def _is_unchanged(topics: Topics) -> bool:
     try:
         return topics.store.is_unchanged()
     except OSError:
-        # The partitions are opened again, which raises the error if it persists.
+        # After False, the caller opens the partitions again, which raises the error if it persists.
         return False
 
 

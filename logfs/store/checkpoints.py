@@ -17,7 +17,7 @@ class Checkpoints:
     """The writer of the checkpoint files in the log directories of a registry.
 
     The files hold the recovery points, log start offsets, high watermarks and cleaner offsets of the partitions.
-    Callers of `write` and `write_one` hold the registry's lock.
+    Callers of `write` and `write_one` must hold the registry's lock.
     """
 
     def __init__(self, registry: PartitionRegistry) -> None:
@@ -37,19 +37,19 @@ class Checkpoints:
         errors.throw()
 
     def write_one(self, log_dir: LogDir, *coming: Partition) -> None:
-        # Use one copy of the mapping: a partition that is loaded between here and the last loop would otherwise be
-        # skipped in both places, and lose its entries.
+        # Use this copy in the last loop, too: otherwise a partition that is loaded before that loop would be neither
+        # in `here` nor kept by the loop, and would lose its entries.
         loaded = dict(self._registry.partitions)
         here = [p for n, p in loaded.items() if self._registry.homes[n] is log_dir]
         here += coming
-        # In the target of an unfinished move, the copy needs entries: it becomes the partition at the next opening.
+        # Write entries also for the copies of unfinished moves: at the next opening each becomes the partition.
         copies = [name for name, home in self.unfinished.copy().items() if home is log_dir]
         here += [loaded[name] for name in copies if name in loaded]
         points = {partition.name: partition.recovery_point for partition in here}
         starts = {
             partition.name: partition.log_start_offset
             for partition in here
-            # A tiered log always has an entry: its local segments may be deleted while its log start stays.
+            # Always write the log start of a tiered log: it does not change when local segments are deleted.
             if partition.config.remote_storage_enable
             or partition.log_start_offset != partition.local_start_offset
         }

@@ -172,7 +172,7 @@ class Groups:
         return commits
 
     def restore(self, group: str, name: str, commit: OffsetCommit) -> None:
-        """Write a commit for a deleted partition again, durably and unchanged.
+        """Append again, durably and unchanged, a commit that was removed when its partition was deleted.
 
         Raises the errors of `forget` and `log_of`.
         """
@@ -224,7 +224,7 @@ class Groups:
 
     @contextmanager
     def _writing(self, group: str) -> Iterator[None]:
-        """Hold the lock while the caller appends commits of a group.
+        """Hold `_lock` while the caller appends commits of a group.
 
         Raises `WouldBlock` in a thread that must not wait, and `NotWritable` in a read-only store.
         """
@@ -241,7 +241,7 @@ class Groups:
 
     @contextmanager
     def _following(self) -> Iterator[None]:
-        """Read the new records of `__consumer_offsets`, and hold the lock while the caller uses `_replays`."""
+        """Read the new records of `__consumer_offsets`, and hold `_lock` while the caller uses `_replays`."""
         with self._registry.disk.hold(self._lock):
             known = {replay.log: replay for replay in self._replays}
             self._replays = [known.get(log) or _Replay(log) for log in self._topic.logs()]

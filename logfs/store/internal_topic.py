@@ -90,13 +90,13 @@ class InternalTopic:
         name = f"{self.topic}-{number}"
         settings = registry.settings
         if not settings.topic_overrides(self.topic):
-            # There is no settings file: the topic is new, or a broker keeps its settings in its metadata log.
+            # There is no settings file: the topic is new, or its settings are in the metadata log of a broker.
             settings.change_topic(self.topic, self.first_settings())
         if registry.include(name) is None and name not in registry.offline:
             self.check_open(name)
             if self.count_setting not in settings.broker_overrides:
-                # Store the number of partitions now: once the new partition exists, `partition_count` may take the
-                # number of existing partitions for it.
+                # Store the number of partitions now: without this setting, once the new partition exists,
+                # `partition_count` may return the number of existing partitions instead.
                 settings.set_broker(self.count_setting, str(self.partition_count()))
             with suppress(PartitionExists):
                 # `PartitionExists` means that another thread has created the partition meanwhile.
@@ -116,7 +116,7 @@ class InternalTopic:
         """Raise `InvalidStore` if a log directory that is not open here has one of the topic's partitions.
 
         `names` are the partitions to look for, by default all. If a log directory of the store is missing from the
-        disk, `InvalidStore` is raised, too, unless `may_be_absent`. Raises `OSError` if one cannot be read.
+        disk, `InvalidStore` is raised, too, unless `may_be_absent`. Raises `OSError` for an unreadable directory.
         """
         here = " ".join(str(log_dir.path) for log_dir in self.registry.log_dirs)
         for path in self.registry.missing_log_dirs:
@@ -138,24 +138,24 @@ class InternalTopic:
 class Replay:
     """The state of one partition of an internal topic, built from its records below the offset `end`.
 
-    One thread at a time may use it.
+    Only one thread at a time may use this object.
     """
 
     def __init__(self, log: Log, what: str) -> None:
         """Begin with an empty state, before the first record. `what` names the kind of records in warnings."""
         self.log = log
         self._what = what
-        # The offset up to which the log was read, and, from the time of that read, the segment with this offset and
-        # the log's generation, which each truncation changes.
+        # The log was read up to the offset `end`. When it was read, `_segment` was the segment with this offset, and
+        # `_generation` was the generation of the log, a number that each truncation changes.
         state = log.state
         self.end, self._segment = state.log_start_offset, state.segments[0]
         self._generation = state.generation
 
     def catch_up(self) -> None:
-        """Read the new records, or read the whole log again if records that were already read may have left it.
+        """Read the new records, or the whole log again after a truncation or a compaction of unread records.
 
-        The whole log is read if its generation has changed (truncation), or if the segment that was active at the
-        last call is gone: then compaction, which begins at the first segment, may have removed unread records, too.
+        A new generation of the log shows a truncation. Compaction begins at the first segment, so it may have removed
+        unread records only if the segment that was active at the last call is gone.
         """
         log = self.log
         log.refresh()

@@ -55,8 +55,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Partitions of at least this size are recovered in parallel: most of this work is in compiled loops, which release
-# the GIL.
+# Partitions of at least this size (bytes) are recovered in parallel: their recovery is mostly done by compiled loops,
+# which release the GIL.
 _LARGE_BYTES = 4 << 20
 
 
@@ -244,8 +244,8 @@ class PartitionLoader:
         """
         registry = self._registry
         if name in registry or name in registry.offline or name not in registry.homes:
-            # Check this without `registry.lock`: the caller may hold a lock that must not be held when
-            # `registry.lock` is taken (see the order of locks in `logfs.locks`).
+            # There is nothing to add. This is found out without `registry.lock`: the caller may hold a lock that must
+            # not be held when `registry.lock` is taken (see the order of locks in `logfs.locks`).
             return
         with registry.lock:
             home = registry.homes.get(name)
@@ -260,8 +260,8 @@ class PartitionLoader:
         """Return a partition of a read-only store, even one that is not listed; None if it is missing.
 
         The partition may be excluded by the argument `only`, or be in a log directory that is not open here. The
-        result is not the object in `PartitionRegistry.partitions`, and no lock of the registry is needed. One thread
-        at a time may call this. Raises the errors of a load.
+        result is not the object in `PartitionRegistry.partitions`, and no lock of the registry is needed. Only one
+        thread at a time may call this. Raises the errors of a load.
         """
         log_dirs = {log_dir.path: log_dir for log_dir in self._registry.working}
         for path in self._registry.missing_log_dirs:
@@ -282,9 +282,10 @@ class PartitionLoader:
         return None
 
     def load_all(self, *, gently: bool = False) -> None:
-        """Execute `Store.load_all`. Load several partitions at a time if any of them may need recovery.
+        """Load all partitions that are not loaded yet, several at a time if any of them may need recovery.
 
-        Returns after an attempt to load each partition, or after a call of `stop`. Any thread may call this.
+        `gently` is as for `Store.load_all`. Returns after an attempt to load each partition, or after a call of
+        `stop`. Any thread may call this.
         """
         is_clean = not self._recover and all(
             log_dir.clean or log_dir.live for log_dir in self._registry.working
@@ -467,7 +468,7 @@ class PartitionLoader:
 
         Drops partitions that were deleted or replaced, and applies the log start offsets in the checkpoints. Adds
         new partitions, and offline ones whose directory has changed, to `unloaded`. The caller must hold
-        `PartitionRegistry.lock`, and must release it before it loads them, because a load may wait for a bucket.
+        `PartitionRegistry.lock` now, but not while it loads partitions, because a load may wait for a bucket.
         """
         # First drop partitions that have left a log directory: a moved partition can then be added in the new one.
         found = {log_dir: self._drop_left(log_dir) for log_dir in log_dirs}

@@ -114,7 +114,7 @@ class PartitionRegistry:
         self.unloaded: dict[str, UnloadedPartition] = {}
         self.offline: dict[str, LogfsError | OSError] = {}
         # The names of partitions that the store's argument `only` excluded, but that the store needs itself.
-        # Iteration leaves them out.
+        # Iteration over the registry leaves them out.
         self.included: set[str] = set()
         # The log directory of each partition by name, including offline and excluded partitions.
         self.homes: dict[str, LogDir] = {}
@@ -223,7 +223,7 @@ class PartitionRegistry:
     def doing(self, what: str, name: str, total_bytes: int = 0) -> Iterator[BackgroundOperation]:
         """Yield a new operation, which is listed in `background` until the context ends.
 
-        `what` and `name` describe it, such as "compacting" and "orders-0". The caller must update its progress.
+        `what` and `name` describe it, such as "compacting" and "orders-0". The caller must update `done_bytes`.
         """
         work = BackgroundOperation(what, name, self.clock(), total_bytes=total_bytes)
         self.background.append(work)

@@ -88,7 +88,7 @@ class Settings:
         """Return the settings in force for a topic. Raises `InvalidSetting` if two settings contradict each other."""
         overrides, broker = self.topic_overrides(topic), self.broker_overrides
         cached = self._log_configs.get(topic)
-        # A change replaces a mapping of overrides, so the cached settings are current if both mappings are the same.
+        # The cached settings are current if both mappings of overrides are the same objects: a change replaces them.
         if cached is not None and cached[0] is overrides and cached[1] is broker:
             return cached[2]
         config = LogConfig.resolve(overrides, broker)

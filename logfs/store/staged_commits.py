@@ -55,11 +55,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Kafka keeps a transactional id for the same time (transactional.id.expiration.ms).
+# How long a writer's last commit is kept: as long as Kafka keeps a transactional id (transactional.id.expiration.ms).
 EXPIRATION_MS = 7 * 86_400_000
 # The age (ms) at which upkeep removes staged files that no decided commit needs; no writer takes so long to commit.
 ORPHAN_MS = 86_400_000
-# The interval (ms) at which upkeep searches for such files.
+# The interval (ms) at which upkeep searches for staged files to remove.
 _LOOK_MS = 3_600_000
 # The errnos of failed writes after which a partition still works: exhausted resources, or a missing staged file.
 _HARMLESS = EXHAUSTED | {errno.ENOENT}
@@ -95,15 +95,15 @@ class Commits:
                 self._unreadable = error
 
     def pending(self) -> dict[LogDir, Pending]:
-        """Return the commits that are decided but not done, by log directory. A log directory has at most one."""
+        """Return the commits that are decided (certain to be done) but not done yet: at most one by log directory."""
         return {path: log.pending for path, log in self._known.items() if log.pending is not None}
 
     def partitions(self) -> set[str]:
-        """Return the names of the partitions of commits that are decided but not done. They must not be moved."""
+        """Return the partitions of commits that are decided but not done. These partitions must not be moved."""
         return {part.partition for pending in self.pending().values() for part in pending.parts}
 
     def commit(self, writer: str, sequence: int, staged: Iterable[StagedFile]) -> Committed:
-        """Execute `Store.commit`. Each partition gets its batches in the order of `staged`.
+        """Append staged batches to their partitions, in the order of `staged`: all or none (see `Store.commit`).
 
         If the writer has made the commit before, the staged files are removed. These errors are raised before the
         commit is decided, and leave everything as it was: `UnknownPartition`, `RecordTooLarge`, `InvalidRecord`,
@@ -216,8 +216,8 @@ class Commits:
             for part in todo:
                 partition = partitions[part.partition]
                 for file in part.files:
-                    # Check that the staged file exists: if the partition was moved since `measure_staged`, it does
-                    # not, and this raises `FileNotFoundError`.
+                    # Raise `FileNotFoundError` if the staged file is missing, for example because the partition was
+                    # moved since `measure_staged`.
                     partition.disk.stat(partition.directory / file.name)
                 # Flush, because the records before the batches of a decided commit must not be lost in a crash.
                 partition.flush()
@@ -354,7 +354,7 @@ class Commits:
             )
             if part.done or is_there or has_stood:
                 return True
-            # `partition` was created after the decision, with the name of a deleted one: the result is False.
+            # `partition` is a new one with the name of a deleted one, created after the decision: return False below.
         elif name in self._registry.homes:
             raise CommitPending(
                 f"{home.path}: a decided commit cannot be finished while {name} is offline or not loaded"
@@ -371,13 +371,13 @@ class Commits:
         return False
 
     def clear_place(self, name: str) -> None:
-        """Remove the place of a decided commit in the log of the partition `name` from the commit file.
+        """Remove from the commit file the place where a decided commit's batches begin in the partition `name`.
 
-        This must be called before the log is changed otherwise than by appends. The place is the offset and position
-        (bytes) where the commit's batches begin in the log. The next opening searches there for batches of a crash,
-        and regards the commit as done if retention or compaction has passed the place. A change of the log could make
-        both conclusions wrong. A commit without a place gets a new one when it is finished. If this raises
-        `LogfsError` or `OSError`, the log must not be changed. Raises `WouldBlock` in a thread that must not wait.
+        This must be called before the log is changed otherwise than by appends. The place is an offset and a position
+        (bytes) in the log. The next opening searches there for batches that a crash has left, and regards the commit
+        as done if retention or compaction has passed the place. A change of the log could make both wrong. A commit
+        without a place gets a new one when it is finished. If this raises `LogfsError` or `OSError`, the log must not
+        be changed. Raises `WouldBlock` in a thread that must not wait.
         """
         if name not in self.partitions():
             return

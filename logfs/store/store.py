@@ -287,7 +287,7 @@ class Store:
             self.registry.homes[name] = log_dir
             self.registry.partitions[name] = partition
             if parsed in log_dir.recovery_points or parsed in log_dir.log_starts:
-                # Remove the checkpoint entries of a deleted partition of that name, whose removal had failed.
+                # Remove checkpoint entries that the deletion of a partition of that name failed to remove.
                 self.checkpoints.write()
             log_dir.set_cleaner_offset(parsed, None)
         return partition
@@ -362,8 +362,8 @@ class Store:
         """Remove the records of a partition at or above an offset irrevocably; return whether anything changed.
 
         Only the process that mirrors a cluster may truncate a mirrored topic: it must give the topic's
-        `logfs.mirror.source` as `mirror_of`. Raises `NotWritable`, and `OffsetOutOfRange` for an offset that is
-        negative, or only in the object store.
+        `logfs.mirror.source` as `mirror_of`. Raises `NotWritable`, and `OffsetOutOfRange` for a negative
+        offset, and for one whose record is only in the object store.
         """
         if offset < 0:
             raise OffsetOutOfRange(f"{name}: cannot truncate at offset {offset}: give 0 or more")
@@ -379,7 +379,7 @@ class Store:
                 self.checkpoints.write_one(self.registry.homes[name])
             self.tiered.forget_from(partition, offset)
             with partition.flusher.lock, partition.lock:
-                # Check again: if the topic is no mirror now, these records may be those of other writers.
+                # Check again: if the topic is no longer a mirror, others may have written the records to remove.
                 self._check_changeable(partition, mirror_of)
                 changed = partition.truncate(offset)
             if changed:
@@ -411,7 +411,7 @@ class Store:
             self._check_changeable(partition, mirror_of)
             if not partition.config.has_delete_policy and mirror_of is None:
                 raise InvalidSetting(
-                    f"{name}: cleanup.policy has no 'delete', so its records cannot be deleted by offset; add it"
+                    f"{name}: cleanup.policy has no 'delete', so records cannot be deleted by offset; add 'delete'"
                 )
             self.commits.clear_place(name)
             partition.advance_log_start(partition.log_end_offset if offset == -1 else offset)

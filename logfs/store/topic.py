@@ -56,7 +56,7 @@ class Topic:
         Raises `PartitionExists` if all of them exist, and `InvalidName` if `partitions` is below 1.
         """
         if partitions < 1:
-            raise InvalidName(f"{self.name}: {partitions} partitions: give at least 1")
+            raise InvalidName(f"{self.name}: cannot have {partitions} partitions; give at least 1")
         wanted = [f"{self.name}-{number}" for number in range(partitions)]
         missing = [name for name in wanted if name not in self._store.registry.homes]
         if not missing:
@@ -94,7 +94,7 @@ class Topic:
         For each record, the result has (partition number, offset). A record with a key goes to the partition of the
         key's hash. Records without a key go to one partition until they fill a batch, and then to another. The
         records are readable at once, and durable after `flush`. Raises the errors of `partitions`, `Partition.append`
-        and `check_partitions`; after an error, records for other partitions may have been appended.
+        and `check_partitions`; after an error, the records of some partitions may have been appended.
         """
         partitions = self.partitions
         check_partitions(self.name, partitions)

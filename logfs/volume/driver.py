@@ -71,10 +71,10 @@ class VolumeDriver:
         self._forget_ended()
 
     def _forget_ended(self) -> None:
-        """Remove the ids of each volume that is not mounted now, for example after a reboot.
+        """Remove the ids of each volume that is not mounted now, then unmount each log directory that no id uses.
 
-        A volume whose daemon has died keeps its ids, because its containers may still run. Then unmount each log
-        directory that no id uses.
+        A volume is not mounted, for example, after a reboot. But a volume whose daemon has died keeps its ids,
+        because its containers may still run.
         """
         for volume in self._table:
             logdir, ro = volume.options.logdir, volume.options.ro
@@ -183,7 +183,7 @@ class VolumeDriver:
             self._end_unused(volume.options)
 
     def _end_unused(self, options: VolumeOptions) -> None:
-        """Unmount the log directory of `options` if no id uses that mount. The caller holds the directory's lock."""
+        """Unmount the log directory of `options`, whose lock the caller must hold, if no id uses that mount."""
         with self._lock:
             used = [
                 each

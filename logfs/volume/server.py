@@ -95,11 +95,11 @@ class _Request(BaseHTTPRequestHandler):
         try:
             size = int(self.headers.get("Content-Length") or 0)
             if not 0 <= size <= _MOST_BYTES:
-                raise InvalidName(f"a request of {size} bytes; at most {_MOST_BYTES} are accepted")
+                raise InvalidName(f"the body has {size} bytes; at most {_MOST_BYTES} are accepted")
             asked = orjson.loads(self.rfile.read(size) or b"{}")
             verb = _VERBS.get(self.path)
             if verb is None or not isinstance(asked, dict):
-                raise InvalidName(f"{self.path}: no such request, or its body is no JSON object")
+                raise InvalidName(f"{self.path}: no such request, or its body is not a JSON object")
             answer = verb(self.server.driver, asked)
         except OSError as error:
             self._refuse(f"{error.filename}: {error.strerror}" if error.filename else str(error))

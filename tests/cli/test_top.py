@@ -145,7 +145,7 @@ def test_wrong_options_say_what_to_give(tmp_path: Path, words: list[str], reason
 
 
 def test_a_path_without_a_store_is_an_error(tmp_path: Path) -> None:
-    assert "no logfs is mounted there" in call("top", tmp_path).stderr
+    assert "no logfs is mounted on this directory" in call("top", tmp_path).stderr
     assert "nowhere does not exist" in call("top", tmp_path / "nowhere").stderr
 
 

@@ -96,7 +96,7 @@ def _size(text: str) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Dump each file, then print the findings of all files; exit code 1 for an error, also if it is a finding."""
+    """Dump each file, then print the findings of all files. Return 1 if there was an error, or a finding is one."""
     from logfs.cli.dump.job import DumpJob
 
     names = arguments.names + arguments.files

@@ -51,7 +51,7 @@ class DumpJob:
 
 
 class DumpFinding(NamedTuple):
-    """A kind of finding.
+    """A kind of finding, such as index entries that do not match the log.
 
     `heading` is a format string for the line above the findings of a file, with the file's name. `line` is the format
     string for one finding, with its numbers. `name` is the name of the kind in the JSON output. `wrong` is True if
@@ -82,8 +82,8 @@ NOT_FOUND = DumpFinding(
     "Indexed offset: {indexOffset}, found log offset: {logOffset}",
     "notFound",
 )
-# Not an error: compaction leaves such gaps, and kafka-dump-log reports the first record of a file unless it has
-# offset 0.
+# Not an error: compaction leaves gaps between offsets, and kafka-dump-log also reports the first record of a file
+# unless its offset is 0.
 NON_CONSECUTIVE = DumpFinding(
     "Non-consecutive offsets in {}",
     "  {offset} is followed by {nextOffset}",

@@ -64,7 +64,7 @@ class Lines:
         self._begun = False
 
     def say(self, text: str, **fields: Any) -> None:
-        """Write one whole line: `text`, or in the JSON output an object with `fields` instead."""
+        """Write one whole line: `text`, or in the JSON output an object with `fields`."""
         if self.json:
             self._fields = fields
             self.end()
@@ -109,9 +109,9 @@ def _unicode(value: Any) -> Any:
 
 
 def _data(value: Any) -> Any:
-    """Return bytes as they appear in JSON envelopes. orjson calls this for values that it cannot encode itself.
+    """Return bytes as JSON: a string, or a base64 object if they are not UTF-8. orjson calls this for other types.
 
-    Raises `TypeError` for any other type.
+    Raises `TypeError` for a type other than bytes.
     """
     if isinstance(value, bytes):
         return orjson.Fragment(envelope.text(value))

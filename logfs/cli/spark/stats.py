@@ -1,4 +1,4 @@
-"""`logfs spark stats`: count records, bytes, keys, times and compression; print a table or JSON, or draw a plot."""
+"""`logfs spark stats`: count records, bytes, keys and times, and print a table or JSON, or draw a plot."""
 
 from __future__ import annotations
 

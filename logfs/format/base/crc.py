@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 else:
 
     def _load() -> object:
-        """Load the package's extension module alone, or the package if it has none of that name.
+        """Load only the extension module `_crc32c` of the package, or the whole package if it has no such module.
 
         The package itself asks `importlib.metadata` for its version, which takes 45 ms of processor time: as long as
         a third of a short command.

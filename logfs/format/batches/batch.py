@@ -331,7 +331,7 @@ class Batch:
         return self._stamped(record)
 
     def _record_after(self, position: int, skipped: int) -> Record:
-        """Return the record that follows after `skipped` records, counted from the byte `position` of the payload."""
+        """Skip `skipped` records from the byte `position` of the payload on, and return the next record."""
         from logfs.format.batches import columns
 
         header, payload = self.header, self.payload
@@ -344,8 +344,8 @@ class Batch:
             numbers = np.empty(batch_kernels.FIELDS, np.int64)
             if batch_kernels.find_fields(data, position, len(data), skipped, numbers) >= 0:
                 return self._record_of(numbers.tolist())
-        # A plain Python loop. It also runs if the compiled loop fails: it raises an error that says what is
-        # malformed.
+        # Skip the records in a plain Python loop. This is also done after the compiled loop has failed, because the
+        # Python code raises an error that says what is malformed.
         position += skip_records(payload[position:], skipped)
         bases = {"base_offset": header.base_offset, "base_timestamp": header.base_timestamp}
         return decode_record(payload, position, **bases)[0]
@@ -383,10 +383,10 @@ class Batch:
         return None if position == -1 else int(position)
 
     def first_at(self, timestamp: int, offset: int) -> tuple[int, int] | None:
-        """Return (offset, timestamp) of the first suitable record, or None if the batch has none.
+        """Return (offset, timestamp) of the first record at or after `offset` with a timestamp >= `timestamp`.
 
-        The record must be at or after `offset`, and its timestamp must be at least `timestamp`. Timestamps are in ms.
-        Raises `Corrupt` if a record that must be decoded is malformed.
+        Returns None if the batch has no such record. Timestamps are in ms. Raises `Corrupt` if a record that must be
+        decoded is malformed.
         """
         from logfs.format.batches import columns
 
@@ -401,8 +401,8 @@ class Batch:
             if at >= timestamp:
                 return header.base_offset, at
         if not columns.worthwhile(header.record_count):
-            # Decode all records before the search. `columns` below does the same, so `Corrupt` is raised for the same
-            # batches.
+            # Decode all records before the search, because `columns` below also decodes all. So both ways raise
+            # `Corrupt` for the same batches.
             for record in [*self.records()]:
                 at = NO_TIMESTAMP if record.timestamp is None else record.timestamp
                 if at >= timestamp and record.offset >= offset:

@@ -121,7 +121,7 @@ def decode_columns(
     spans: NDArray[np.int64],
     timestamp_type: TimestampType = TimestampType.CREATE_TIME,
 ) -> Columns:
-    """Return the records of one or more batches as columns over `data`.
+    """Return the records of one or more batches as columns that refer to `data`.
 
     `spans` is int64[batches, 5]: where the uncompressed records of each batch start and end in `data`, the record
     count, the base offset and the base timestamp. Raises `Corrupt` if the bytes of a batch are not exactly that many

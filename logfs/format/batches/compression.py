@@ -39,8 +39,8 @@ LZ4_CONTENT_SIZE_BIT = 0x08
 LZ4_DICTIONARY_BIT = 0x01
 _UINT32 = 0xFFFFFFFF
 
-# How many bytes of input are decompressed at a time. Their output is at most about 4 MiB: in deflate, two bits can
-# become 258 bytes; in LZ4, one byte 255 bytes; in zstd, four bytes a block of 128 KiB.
+# How many bytes of input are decompressed in one step. The output of a step is at most about 4 MiB: in deflate, two
+# bits can become 258 bytes; in LZ4, one byte 255 bytes; in zstd, four bytes a block of 128 KiB.
 GZIP_STEP_BYTES = 4 * 1024
 LZ4_STEP_BYTES = 16 * 1024
 ZSTD_STEP_BYTES = 128
@@ -151,7 +151,7 @@ class _Output:
         self._kept.write(part)
 
     def reserve(self, size: int) -> None:
-        """Raise `Corrupt` unless `size` more bytes would fit."""
+        """Raise `Corrupt` if the output and `size` more bytes would exceed the limit."""
         if size > self.room:
             raise Corrupt(
                 f"{self.codec.kafka_name} data decompresses to more than {self.limit} bytes"
@@ -193,7 +193,7 @@ def _decompress_streams(
     read: Callable[[S, memoryview], bytes],
     error: type[Exception],
 ) -> None:
-    """Decompress the streams in `view`, one after another, in steps of `step_bytes` of input, and add to `output`.
+    """Decompress the streams in `view`, one after another, in steps of `step_bytes` of input, into `output`.
 
     `read` passes one step to a stream and returns all output of the step, or enough to exceed the limit. Steps are
     small because zstd's decompressor cannot bound its output: it returns all that a step expands to. A small step
@@ -360,9 +360,9 @@ def _compress_snappy(data: Buffer) -> bytes:
 
 
 def _decompress_snappy(view: memoryview, output: _Output) -> None:
-    """Decompress the framed blocks in `view` (kafka-storage 2.4).
+    """Decompress the snappy-java streams in `view` into `output` (kafka-storage 2.4).
 
-    If `view` does not begin with the magic of the framing, decompress it as a single raw block.
+    If `view` does not begin with snappy-java's magic, decompress it as a single raw block.
     """
     import cramjam
 
@@ -377,9 +377,9 @@ def _decompress_snappy(view: memoryview, output: _Output) -> None:
 
 
 def _snappy_blocks(view: memoryview, output: _Output) -> Iterator[memoryview]:
-    """Yield the raw blocks of framed streams.
+    """Yield the raw Snappy blocks of one or several snappy-java streams.
 
-    Several streams may follow one another: then a stream header takes the place of the length of a block.
+    Streams may follow one another: where the length of the next block is expected, there may be a stream header.
     """
     position = 0
     while position < len(view):

@@ -192,7 +192,7 @@ def decode_record(
     """Return the record at `position` of a batch's uncompressed records, and the position after the record.
 
     `base_offset` and `base_timestamp` (ms) are those of the batch. Raises `Corrupt` if a number in the record is
-    malformed, or a length does not match (kafka-storage 2.2).
+    malformed, or a length does not match the bytes (kafka-storage 2.2).
     """
     size, position = varint.decode(data, position)
     end = position + size

@@ -106,7 +106,7 @@ class BatchFormat(NamedTuple):
 
 @dataclass(slots=True)
 class NewBatch:
-    """A sealed batch that has no base offset yet.
+    """A sealed batch (complete, with header and CRC) that has no base offset yet.
 
     `max_timestamp` is in ms. `text` is the size of the records as text: as lines, and as JSON envelopes. The digits
     of the offsets in the envelopes are not counted; the log adds their number when it assigns the offsets.
@@ -169,7 +169,7 @@ def _build_line(data: bytes, form: BatchFormat, now_ms: int) -> Built:
     return Built([NewBatch(batch, 1, now_ms, text)], len(data), of_lines=True)
 
 
-# The header fields up to and with the CRC. The CRC does not cover them.
+# The header fields up to and including the CRC. The CRC does not cover them.
 _UNCOVERED = struct.Struct(">qiibI")
 # The header fields after the CRC. The CRC covers them.
 _COVERED = struct.Struct(">hiqqqhii")

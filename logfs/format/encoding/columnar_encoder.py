@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     Int64s = NDArray[np.int64]
     Flags = NDArray[np.bool_]
 
-# The size of the records in a batch. A batch is read, checked and decompressed as a whole: this size is large enough
-# to compress well, and small enough to be read for one record.
+# The largest size in bytes of the uncompressed records in a batch of several records. A batch is read, checked and
+# decompressed as a whole: this size is large enough to compress well, and small enough to be read for one record.
 TARGET_BYTES = 128 * 1024
 # The largest size in bytes of a record without its key, value and headers: record length, attributes, timestamp
 # delta, offset delta, key length, value length, header count.
@@ -118,7 +118,7 @@ def partitions_of(keys: Binary, count: int) -> NDArray[np.int32]:
     return found
 
 
-# The compiled loops.
+# The functions below are compiled loops.
 
 
 @kernel

@@ -17,10 +17,11 @@ ENTRY = struct.Struct(">hqqqq")
 
 
 class AbortedTransaction(NamedTuple):
-    """A transaction that was aborted. Its records have offsets in [first_offset, last_offset], as may other records.
+    """A transaction that was aborted. Its records have offsets in [first_offset, last_offset].
 
-    `last_offset` is the offset of the abort marker. `last_stable_offset` is the smallest first offset of the other
-    transactions that were open when the marker was written, or the offset after the marker if none was open.
+    Other records may also lie in this range. `last_offset` is the offset of the abort marker. `last_stable_offset` is
+    the smallest first offset of the other transactions that were open when the marker was written, or the offset
+    after the marker if none was open.
     """
 
     producer_id: int

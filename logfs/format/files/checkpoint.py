@@ -25,7 +25,7 @@ VERSION = 0
 LINE_END = re.compile(r"\r\n|\r|\n")
 BLANKS = re.compile(r"[ \t\v\f]+")
 NUMBER = re.compile(r"0*([0-9]{1,19})")
-# What to search for: a crash during a write can leave many zero bytes in a file. A valid file has none.
+# Zero bytes to search for in a file: a crash during a write can leave very many, and a valid file has none.
 _HOLE = bytes(64)
 
 T = TypeVar("T")

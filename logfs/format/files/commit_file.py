@@ -21,7 +21,7 @@ VERSION = 0
 # 1.1).
 STAGED = ".staged"
 NO_APPEND_TIME = -1
-# The `base_offset` of a `CommitPart` to whose batches (after the first `skip`) the log has not yet assigned offsets.
+# The `base_offset` of a `CommitPart` whose batches, except the first `skip`, have no offsets in the log yet.
 NO_PLACE = -1
 
 # The valid values of integer fields, by the name of the field. Other integer fields may have any int64.
@@ -86,11 +86,11 @@ class CommitPart:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A commit that is decided, but may be incomplete.
+    """A commit that is durably recorded, but some of whose batches may not be in the log yet.
 
-    If it is incomplete, the next process that opens the log directories for writing completes it. `writer` is the
-    name of the writer, `sequence` the writer's number for the commit, `time_ms` the time of the commit, in ms since
-    the epoch. `parts` has one part for each partition.
+    The next process that opens the log directories for writing completes the commit. `writer` is the name of the
+    writer, `sequence` the writer's number for the commit, `time_ms` the time of the commit, in ms since the epoch.
+    `parts` has one part for each partition.
     """
 
     writer: str

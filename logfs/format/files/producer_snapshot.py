@@ -19,7 +19,7 @@ HEADER = struct.Struct(">hIi")
 """version, CRC-32C of every byte from the entry count on, entry count"""
 ENTRY = struct.Struct(">qhiqiqiq")
 
-# The CRC covers everything after its own field.
+# The position in the file of the first byte that the CRC covers. The CRC covers all bytes after its own field.
 _CRC_START = 6
 
 

@@ -69,7 +69,7 @@ BAD_HEADERS = -5
 FIELDS = 8
 
 
-# Kernels for varints.
+# The kernels below read and write varints.
 
 
 @kernel
@@ -138,7 +138,7 @@ def get_varint(data: Bytes, position: int, end: int, most_bytes: int) -> tuple[i
     return 0, BAD_VARINT
 
 
-# Kernels for records.
+# The kernels below encode, decode and find records.
 
 
 @kernel
@@ -355,7 +355,7 @@ def find_fields(data: Bytes, start: int, end: int, skipped: int, fields: Int64s)
     return record_end
 
 
-# Kernels for records as text: lines and envelopes.
+# The kernels below write records as text: as lines, or as JSON envelopes.
 
 
 @kernel
@@ -567,7 +567,7 @@ def write_envelopes(
     return position
 
 
-# Kernels for batches.
+# The kernels below process whole batches.
 
 
 @kernel
@@ -635,7 +635,7 @@ def scan_batches(data: Bytes, first_offset: int, gaps: bool, rows: Int64s) -> tu
 
 
 def _crc_tables() -> NDArray[np.uint64]:
-    """Return lookup tables: table[n, byte] is the CRC-32C of the byte and n zero bytes, without the inversions."""
+    """Return lookup tables: table[n, byte] is the CRC-32C of the byte and n zero bytes, without bit inversion."""
     tables = np.zeros((8, 256), np.uint64)
     tables[0] = np.arange(256)
     for _ in range(8):

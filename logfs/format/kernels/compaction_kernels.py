@@ -47,21 +47,21 @@ GOOD = 0
 # The outcome of `put_keys` if the table has no room for one more key.
 FULL = 1
 
-# This bit of a slot's last word is set if the value of the key's newest record is null. An offset + 1 is smaller.
+# This bit of a slot's last word is set if the value of the key's newest record is null. An offset + 1 never has it.
 NULL_BIT = 1 << 63
 
 # Which records of a batch stay: none (DROP), all (KEEP), or the newest record of each key (SELECT; SELECT_EXPIRED
 # also drops those with a null value).
 DROP, KEEP, SELECT, SELECT_EXPIRED = 0, 1, 2, 3
 
-# What `write_batches` writes of a batch: nothing, all its bytes unchanged, a header alone, or a header and the
-# records that stay.
+# What `write_batches` writes of a batch: nothing (GONE), all bytes unchanged (COPIED), a header alone (EMPTIED), or a
+# header and the records that stay (FILTERED).
 GONE, COPIED, EMPTIED, FILTERED = 0, 1, 2, 3
 
 # Working memory for 128 records: 4 KiB, which stays in the processor's first-level cache.
 SCRATCH_SHAPE = (128, 4)
 
-# An upper bound of the growth of a rewritten record in bytes: its timestamp delta, and so its length, may be longer.
+# The most bytes that a rewritten record grows by: the varints of its timestamp delta and length may be longer.
 GROWTH = 16
 
 
@@ -143,10 +143,11 @@ def find_slot(slots: UInt64s, first: np.uint64, second: np.uint64) -> np.int64:
 
 @kernel
 def _skip_to_key(data: Bytes, position: int, end: int) -> tuple[int, int, int, int, int]:
-    """Read a record up to its key. Return (end, timestamp delta, position after that, offset delta, key position).
+    """Read the fields of a record that precede its key.
 
-    The key position is that of the key's length. It is a BAD_ code if the bytes before it violate the format; the
-    other results then have no meaning.
+    Returns (end of the record, timestamp delta, position after the timestamp delta, offset delta, position of the
+    key's length). If the bytes before the key's length violate the format, the last item is a BAD_ code, and the
+    other items have no meaning.
     """
     body, position = get_varint(data, position, end, 5)
     if position < 0:

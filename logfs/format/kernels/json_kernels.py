@@ -49,7 +49,7 @@ VALUE_FIELD = np.frombuffer(b',"value":', np.uint8)
 HEADERS_FIELD = np.frombuffer(b',"headers":[', np.uint8)
 ENVELOPE_END = np.frombuffer(b"]}\n", np.uint8)
 
-# The size in bytes of the text that all envelopes have in common after the prefix, with the newline.
+# The size in bytes of the constant text of an envelope after the offset, including the newline.
 ENVELOPE_BYTES = sum(
     map(
         len,
@@ -111,7 +111,7 @@ def _is_utf8(data: Bytes, position: int, end: int) -> bool:
 
 @inlined_kernel
 def copy_plain(source: Bytes, target: Bytes, length: int) -> bool:
-    """Copy `length` bytes. Return whether JSON needs no escapes: all are ASCII from 32 on, without `"` and `\\`."""
+    """Copy `length` bytes. Return whether JSON needs no escapes: all are ASCII from 32 on, except `"` and `\\`."""
     found = np.uint8(0)
     for index in range(length):
         byte = source[index]

@@ -43,7 +43,7 @@ def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def inlined_kernel(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a small function as `kernel` does, and inline it into each kernel that calls it.
+    """Compile a small function with the options of `kernel`, and inline it into each kernel that calls it.
 
     Use this for a function with array arguments that an inner loop calls: without inlining, the call itself takes
     about as long as copying 100 bytes.
@@ -117,7 +117,7 @@ def _source(path: Path) -> tuple[bytes, list[Path]]:
 
 @cache
 def _take_from_installation(module: Path, user_cache: Path) -> None:
-    """Copy a module's compiled kernels from the installation to `user_cache`, except files that are not newer there.
+    """Copy the compiled kernels of a module from the installation to `user_cache`, unless the files in it are as new.
 
     Without the copies, users who cannot write into the installation would have to compile all kernels again. numba
     ignores a copied file that was made on another processor, by another version of numba or from other sources.
@@ -143,7 +143,7 @@ def _take_from_installation(module: Path, user_cache: Path) -> None:
 def _copy_bytes(
     typing_context: Any, out: Any, position: Any, data: Any, start: Any, length: Any
 ) -> tuple[Any, Callable[..., Any]]:
-    """Return the signature of `copy_bytes` for these argument types, and the function that generates its code."""
+    """Return the signature of the intrinsic `copy_bytes` for these argument types, and its code generator."""
     signature = numba.void(out, numba.int64, data, numba.int64, numba.int64)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

@@ -35,7 +35,7 @@ class OffsetKey(NamedTuple):
     partition: int
 
     def encode(self) -> bytes:
-        """Return the bytes of the key of an offset commit, which begin with its type, 1.
+        """Return the key of an offset commit as bytes. The first two bytes are the key's type, 1.
 
         Raises `struct.error` if the name of the group or of the topic has more than 32767 bytes.
         """
@@ -57,7 +57,7 @@ class OffsetCommit(NamedTuple):
 
     @classmethod
     def of(cls, message: Message) -> OffsetCommit:
-        """Return the commit in a parsed value; fields that its version lacks have their defaults."""
+        """Return the commit in a parsed value; fields that the value's version lacks have their defaults."""
         fields = {**_COMMIT.defaults(), **message.fields}
         return cls(
             fields["offset"],
@@ -99,8 +99,8 @@ def parse_value(kind: int, data: bytes) -> Message | None:
 
     Raises `Corrupt` for bytes that are not such a value, and `Unsupported` for a version of a later release.
     """
-    # With a key of type 0, accept any version of the value, because older brokers wrote such values. Newer tools
-    # expect version 0.
+    # With a key of type 0, accept every version of the value: newer tools expect version 0, but older brokers wrote
+    # other versions, too.
     schema = group_schema.VALUES.get(OFFSET_COMMIT if kind == LEGACY_OFFSET_COMMIT else kind)
     return None if schema is None else schema.parse(data)
 
@@ -112,7 +112,7 @@ def offset_key(key: Message) -> OffsetKey | None:
     return OffsetKey(key.fields["group"], key.fields["topic"], key.fields["partition"])
 
 
-# Keys and values as kafka-dump-log --offsets-decoder prints them (kafka-storage 13.1).
+# The functions that return keys and values as kafka-dump-log --offsets-decoder prints them (kafka-storage 13.1).
 
 
 def key_view(key: Message) -> dict[str, Any]:
@@ -153,7 +153,7 @@ def _client_view(name: str, field: Any) -> Any:
     return field if message.version > schema.newest else message.fields
 
 
-# The choice of the partition that stores a group's records.
+# The functions that find the partition which stores a group's records.
 
 
 def java_string_hash(text: str) -> int:

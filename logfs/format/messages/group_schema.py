@@ -76,7 +76,7 @@ CONSUMER_PROTOCOL = {
     ),
 }
 
-# Values of consumer groups that use Kafka's newer group protocol.
+# The fields of the values of consumer groups that use Kafka's newer group protocol.
 
 _EPOCHS = Field("assignmentEpochs", "[]int32", nullable=True, tag=0, default=[])
 _TOPIC = (Field("topicId", "uuid"), Field("partitions", "[]int32"))
@@ -138,7 +138,7 @@ _REGULAR_EXPRESSION = (
     Field("timestamp", "int64"),
 )
 
-# Values of share groups.
+# The fields of the values of share groups.
 
 _SHARE_MEMBER = (
     Field("rackId", "string", nullable=True),
@@ -156,7 +156,7 @@ _SHARE_STATE = (
     Field("deletingTopics", "[]struct", fields=_TOPIC_NAME),
 )
 
-# Values of streams groups.
+# The fields of the values of streams groups.
 
 _PAIR = (Field("key", "string"), Field("value", "string"))
 _STREAMS_GROUP = (
@@ -248,7 +248,7 @@ KEYS = {
 
 
 def _new(what: str, fields: Sequence[Field]) -> MessageSchema:
-    """Return the schema of a value with a key type of 3 or more: it has only version 0, which is flexible."""
+    """Return the schema of a value whose key has type 3 or more. Its only version is 0, a flexible version."""
     return MessageSchema(what, fields, newest=0, flexible=0)
 
 

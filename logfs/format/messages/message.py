@@ -130,7 +130,10 @@ class MessageSchema(NamedTuple):
         return _INT16.pack(version) + self.encode_body(version, values)
 
     def encode_body(self, version: int, values: Mapping[str, Any]) -> bytes:
-        """Return the bytes of `encode` without the version. Raises the error of `encode`."""
+        """Return the bytes of `encode` without the version.
+
+        Raises `struct.error` for a value that does not fit its type.
+        """
         return _encode_struct(self.fields, version, values, version >= self.flexible)
 
     def defaults(self) -> dict[str, Any]:
@@ -195,7 +198,7 @@ class _MessageReader:
         return found
 
     def members(self, fields: Sequence[Field]) -> dict[str, Any]:
-        """Return the values of the fields that the version has, by name, without tagged fields with the default."""
+        """Return the values of the fields that the version has, by name. Omits tagged fields with the default."""
         here = [field for field in fields if field.first <= self._version <= field.last]
         found = {field.name: self._field(field) for field in here if field.tag < 0}
         if self._flexible:

@@ -79,7 +79,7 @@ def encode(
 
 
 def text(data: bytes | None) -> bytes:
-    """Return bytes as JSON: a string if they are UTF-8, a base64 object if they are not, null for None.
+    """Return bytes as JSON: a string if they are UTF-8, {"base64":"…"} if they are not, null for None.
 
     `JsonText` is returned as it is.
     """
@@ -102,7 +102,7 @@ def only_text(data: bytes | None) -> bytes:
 
 
 def only_base64(data: bytes | None) -> bytes:
-    """Return bytes as a base64 object, null for None."""
+    """Return bytes as the JSON object {"base64":"…"}, null for None."""
     return b"null" if data is None else b'{"base64":"%s"}' % base64.b64encode(data)
 
 

@@ -54,7 +54,7 @@ _BAD = -1
 
 
 class Envelopes(NamedTuple):
-    """Records of one partition as columns over `data`, which has the decoded bytes of their fields.
+    """Records of one partition as columns. All starts are positions in `data`, the decoded keys, values and headers.
 
     Timestamps are in ms. As in `Columns`, a length of -1 is a null. Record i has the headers with the numbers
     header_offsets[i] to header_offsets[i + 1] - 1.
@@ -212,7 +212,7 @@ def _base64(data: Bytes, position: int, out: Bytes, written: int) -> tuple[int, 
 
 @kernel
 def _field(data: Bytes, position: int, out: Bytes, written: int) -> tuple[int, int, int]:
-    """Decode a JSON string, a base64 object or null to `out` from `written` on.
+    """Decode a JSON string, {"base64":"…"} or null to `out` from `written` on.
 
     Returns (the number of decoded bytes, or -1 for null; their end in `out`; the position after the field).
     """

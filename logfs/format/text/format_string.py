@@ -61,7 +61,7 @@ class _Time:
     form: str
 
     def format(self, timestamp: int) -> bytes:
-        """Return a time (ms since the epoch) in UTC; `-` if negative, the number if `datetime` cannot hold it."""
+        """Return a timestamp (ms) as text in UTC; `-` if negative, the number of ms if `datetime` cannot hold it."""
         if timestamp < 0 or not self.form:
             return format_time(timestamp).encode()
         try:
@@ -72,14 +72,14 @@ class _Time:
             return b"%d" % timestamp
 
     def texts(self, timestamps: NDArray[np.int64]) -> tuple[bytes, NDArray[np.int64]]:
-        """Return the texts of timestamps, and for each timestamp the start and end of its text, as int64[n, 2].
+        """Return the joined texts of timestamps (ms), and the start and end of each timestamp's text, as int64[n, 2].
 
-        Timestamps with the same text share it; all distinct texts are joined.
+        Timestamps with the same text share it: their starts and ends are equal.
         """
         import numpy as np
 
         # Each distinct time is formatted once. Without %f a format shows whole seconds only, so first round the times
-        # down to seconds: then few are distinct.
+        # down to seconds, which leaves fewer distinct times.
         unit = 1 if not self.form or "f" in self.form else 1000
         # A time that `datetime` cannot hold is shown as its number of ms, so it is not rounded.
         is_shown = (timestamps >= 0) & (timestamps < _TOO_LATE_MS)
@@ -140,7 +140,7 @@ class FormatString:
         return _FIELDS[piece.encode()](record)
 
     def render(self, columns: Columns) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """Return the text of records as uint8[n], and the end of each record's text in it as int64[records]."""
+        """Return (the text of records as uint8[n], the end of each record's text in this array as int64[records])."""
         import numpy as np
 
         from logfs.format.kernels import text_kernels

@@ -1,7 +1,7 @@
 """The two text views of records: their sizes, and their bytes.
 
-In the *lines* view a record is its value and a newline (a null value is an empty line). In the *envelopes* view it
-is its JSON envelope. Control records are in neither view.
+In the *lines* view a record is its value and a newline (a null value is an empty line). In the *envelopes* view a
+record is a line with a JSON object, its envelope. Control records are in neither view.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 
 class View(enum.Enum):
-    """A text view: LINES (a record is its value and a newline) or ENVELOPES (its JSON envelope)."""
+    """A text view: LINES (a record is its value and a newline) or ENVELOPES (a record is a line of JSON)."""
 
     LINES = "lines"
     ENVELOPES = "envelopes"
 
 
 class TextSize(NamedTuple):
-    """The size of the text of records: their number, and the bytes of the lines view and of the envelopes view.
+    """The size of the text of some records: their number, and the bytes of their text in each of the two views.
 
-    `envelopes` excludes each envelope's prefix, which depends on the name of the partition directory and not on its
-    files; `size` adds it.
+    `envelopes` excludes the prefix of each envelope (topic and partition), which depends on the name of the partition
+    directory and not on its files. The method `size` adds the prefixes.
     """
 
     records: int
@@ -41,7 +41,7 @@ class TextSize(NamedTuple):
     envelopes: int
 
     def plus(self, other: TextSize) -> TextSize:
-        """Return the size of both texts together."""
+        """Return the sum of this size and `other`."""
         return TextSize(
             self.records + other.records,
             self.lines + other.lines,
@@ -49,7 +49,7 @@ class TextSize(NamedTuple):
         )
 
     def minus(self, other: TextSize) -> TextSize:
-        """Return the size of the text that is left if `other` is removed."""
+        """Return this size less `other`, the size of a part of the text."""
         return TextSize(
             self.records - other.records,
             self.lines - other.lines,
@@ -118,7 +118,7 @@ def sizes(decoded: Columns, view: View, prefix_bytes: int) -> NDArray[np.int64]:
 def render(
     decoded: Columns, view: View, prefix: bytes
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return the text of records as uint8[n], and the end of each record's text in it as int64[records].
+    """Return (the text of records as uint8[n], the end of each record's text in this array as int64[records]).
 
     `prefix` is the beginning of each envelope; the lines view does not use it.
     """

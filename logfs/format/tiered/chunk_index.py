@@ -29,7 +29,11 @@ _MOST_LIST_BYTES = 16 * 1024 * 1024
 
 
 class Chunk(NamedTuple):
-    """`size` bytes of the .log file at `position`, stored as the `stored_size` bytes of the object at `stored_at`."""
+    """A range of a .log file that can be read without the other ranges, and its place in the stored object.
+
+    The `size` bytes of the file from `position` on are stored as the `stored_size` bytes of the object from
+    `stored_at` on.
+    """
 
     position: int
     size: int

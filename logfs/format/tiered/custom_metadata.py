@@ -43,7 +43,7 @@ _FILES = (
 
 
 class Layout(Enum):
-    """How a segment is stored as objects: as Aiven's plugin or as Kafka's `LocalTieredStorage` does it."""
+    """The layout of a segment's objects: that of Aiven's plugin or that of Kafka's `LocalTieredStorage`."""
 
     AIVEN = "aiven"
     LOCAL = "local"

@@ -37,7 +37,7 @@ class Slice(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """The manifest of one segment. `is_compressed` tells whether its chunks are compressed with zstd.
+    """The manifest of one segment. `is_compressed` tells whether the segment's chunks are compressed with zstd.
 
     `indexes` has the range of each index, by name, in the object with all indexes. `encryption` has what decryption
     needs, such as the encrypted data key; None if the objects are not encrypted. `segment` is None in manifests of
@@ -52,9 +52,9 @@ class Manifest(NamedTuple):
 
 
 def join_indexes(contents: Mapping[str, bytes]) -> tuple[bytes, dict[str, Slice]]:
-    """Join the indexes of a segment into one object. Return its bytes, and the range of each index in it by name.
+    """Join the indexes of a segment into one object. Return the object's bytes, and each index's range in the object.
 
-    `contents` has the bytes of each index by name.
+    `contents` has the bytes of each index, by name. The ranges are by name, too.
     """
     slices, position = {}, 0
     for name in INDEXES:
@@ -103,7 +103,7 @@ def encode(manifest: Manifest) -> bytes:
 def parse(data: bytes) -> Manifest:
     """Return the manifest in `data`; fields of later releases are ignored.
 
-    Raises `Corrupt` if the manifest is malformed, and `Unsupported` for another version.
+    Raises `Corrupt` if the manifest is malformed, and `Unsupported` for a manifest of another version.
     """
     try:
         fields = orjson.loads(data)

@@ -101,7 +101,7 @@ class SegmentUpdate(NamedTuple):
 
 
 class PartitionDeletion(NamedTuple):
-    """A step of the deletion of a partition's remote segments."""
+    """A new state in the deletion of all remote segments of a partition."""
 
     partition: RemotePartition
     broker_id: int

@@ -63,7 +63,7 @@ def append_fetched(
 def _take(
     partition: Partition, view: memoryview, source: str, *, may_have_gaps: bool
 ) -> tuple[int, int, bool]:
-    """Append the whole batches in `view`, many at a time: each run of batches is a `ScannedBatches`.
+    """Append the whole batches in `view`, one run of adjacent batches (`ScannedBatches`) at a time.
 
     Without `may_have_gaps`, stops before a run if offsets are missing before it or between its batches. Returns the
     positions in `view` at which the appended batches begin and end, and whether missing offsets stopped the call.
@@ -83,7 +83,7 @@ def _take(
 
 
 def _has_gap(run: ScannedBatches, end: int) -> bool:
-    """Whether offsets are missing between the offset `end` and the first batch of a run, or between its batches."""
+    """Whether offsets are missing between the offset `end` and the first batch in `run`, or between its batches."""
     ends = np.concatenate(([end], run.rows[:-1, NEXT_OFFSET]))
     return bool((run.rows[:, SPAN_BASE_OFFSET] != ends).any())
 
@@ -100,8 +100,8 @@ def _skip_known(partition: Partition, view: memoryview) -> int:
             break
         if header.next_offset > end:
             if partition.log_start_offset == end and not partition.active.size_bytes:
-                # The log is empty and starts within the batch, as after Kafka's DeleteRecords: move its start to the
-                # beginning of the batch.
+                # The log is empty and starts within the batch, as after Kafka's DeleteRecords: move the log's start
+                # to the beginning of the batch.
                 partition.begin_segment(header.base_offset, partition.now_ms())
                 break
             raise Corrupt(
@@ -133,7 +133,7 @@ def _valid_batches(partition: Partition, view: memoryview) -> ScannedBatches | N
 
 
 def _append(partition: Partition, run: ScannedBatches) -> None:
-    """Append the batches of a run, and roll segments as the topic's settings require (kafka-storage 4.1)."""
+    """Append the batches in `run`, and roll segments as the topic's settings require (kafka-storage 4.1)."""
     now_ms, config = partition.now_ms(), partition.config
     left = run.measured()
     while len(left.rows):
@@ -161,7 +161,7 @@ def _append(partition: Partition, run: ScannedBatches) -> None:
         for batch in deciding_batches(fits):
             partition.note_producer(batch, size)
         partition.note_appended(fits.text.records, size, config, now_ms)
-        # Readers get the batches last: readers of committed records need the index entries of aborted transactions.
+        # Publish last: readers of committed records need what `note_producer` adds to the transaction index.
         partition.publish(last_timestamp=int(fits.rows[-1, MAX_TIMESTAMP]))
 
 

@@ -28,8 +28,9 @@ class Flusher:
     """The recovery point of a partition, and the flushes that raise it. Times are ms since the epoch.
 
     Records below the recovery point are durable. A thread that needs both `lock` and the partition's own lock takes
-    `lock` first. Commits, moves, closing and truncation hold both locks. Dropping or replacing segments holds `lock`
-    throughout, and the partition's own lock while it changes what readers see.
+    `lock` first. A commit of staged batches, a move to another log directory, closing and truncation hold both locks.
+    Dropping or replacing segments holds `lock` throughout, and the partition's own lock during the change that
+    readers see.
     """
 
     def __init__(self, log: Partition, loaded: Loaded) -> None:
@@ -42,7 +43,7 @@ class Flusher:
         self._unflushed_since_ms: int | None = None
         self._flush_messages = log.config.flush_messages
 
-    # When a flush is due. The Python API, the command line, the maintenance tasks and the mount have the same rules.
+    # The rules for when a flush is due, which the Python API, the command line, maintenance and the mount share.
 
     def is_due(self) -> bool:
         """Whether a flush is due, because at least `flush.messages` records or 16 segments are not flushed.
@@ -72,7 +73,7 @@ class Flusher:
     # The partition and the store call these methods after a change.
 
     def note_append(self, config: LogConfig, now_ms: int) -> None:
-        """Note an append: its `flush.messages` and, if it is the first after a flush, its time for `flush.ms`."""
+        """Note the `flush.messages` in force at an append and, if the append is the first after a flush, its time."""
         self._flush_messages = config.flush_messages
         if self._unflushed_since_ms is None:
             self._unflushed_since_ms = now_ms
@@ -120,7 +121,7 @@ class Flusher:
                     # A file could not be opened for its fsync, so no fsync has failed.
                     with log.lock:
                         self._directory_is_dirty |= directory_is_dirty
-                        # An append during the flush may have set a later time.
+                        # Restore the earlier time: an append during the flush may have set a later one.
                         self._unflushed_since_ms = since_ms or self._unflushed_since_ms
                     raise
                 raise log.fail("an fsync failed", error) from error
@@ -129,7 +130,7 @@ class Flusher:
             return self.recovery_point
 
     def _sync(self, segments: Sequence[Segment], directory_is_dirty: bool) -> None:
-        # Include a segment that ends at the recovery point: its closing index entries may not have been flushed.
+        # Include a segment that ends at the recovery point: index entries that its sealing added may be unflushed.
         changed = [segment for segment in self._unsynced if segment in segments]
         newest = segments_from(segments, self.recovery_point - 1)
         for segment in dict.fromkeys([*changed, *newest]):

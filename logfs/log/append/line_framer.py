@@ -121,7 +121,7 @@ class LineFramer:
             f"{self.partition.name.directory}: a line exceeds {self.limit} bytes, the limit of "
             "max.message.bytes or segment.bytes; the line is refused up to its newline"
         )
-        # If the line began in the first part of a divided write, the kernel does not send the rest of the line.
+        # If the line began in the first part of a divided write, the kernel drops its rest: there is nothing to skip.
         has_rest = self.carry or len(data) < _PART_BYTES
         self.carry, self.skipped = b"", refused if has_rest else None
         return self._nothing_appended(0, refused)
@@ -134,7 +134,7 @@ class LineFramer:
         return self._nothing_appended(end if end < len(data) else 0, reason)
 
     def _refuse_carried(self, lines: bytes, done: AppendResult) -> AppendResult:
-        """Refuse a line that earlier writes began, and drop its beginning. No byte of this write is consumed."""
+        """Refuse a line that earlier writes began, and drop `carry`, its beginning. Consume no byte of this write."""
         if isinstance(done.refused, LogfsError):
             if self._last_size >= _PART_BYTES:
                 self.refused_rest = lines[len(self.carry) : lines.index(b"\n") + 1]

@@ -139,7 +139,7 @@ class Partition(Log):
         return self._append(self._build(records, config, now_ms), config, now_ms)
 
     def refusal_of(self, record: Record, config: LogConfig, now_ms: int) -> InvalidRecord | None:
-        """Return why the topic's settings refuse a record, apart from its size; None if they accept it."""
+        """Return why the topic's settings refuse a record, or None if they accept it. Sizes are not checked."""
         refused = check_record(record, config, now_ms)
         return InvalidRecord(f"{self.name.directory}: {refused}") if refused else None
 
@@ -158,7 +158,9 @@ class Partition(Log):
         now_ms, config = self._clock(), self.config
         batch = Batch.parse(bytes(data))
         if len(batch.data) != len(memoryview(data)):
-            raise Corrupt(f"{self.name.directory}: bytes follow the batch; append one at a time")
+            raise Corrupt(
+                f"{self.name.directory}: bytes follow the batch; append one batch at a time"
+            )
         new = check_batch(batch, config, now_ms, trusted=coordinator)
         with self.disk.hold(self.lock):
             self._prepare(new, config, now_ms)
@@ -258,7 +260,7 @@ class Partition(Log):
         with self.disk.hold(self.lock):
             self.check_appendable()
             if len(built.batches) > 1:
-                # A call that is repeated in another thread after `WouldBlock` must have appended nothing.
+                # Raise `WouldBlock` before anything is appended: the caller then repeats the whole call.
                 self.check_may_block()
             first_offset, consumed = self.log_end_offset, built.consumed
             refused: LogfsError | OSError | None = built.refused
@@ -326,7 +328,7 @@ class Partition(Log):
         return active.writer or active.activate(config)
 
     def _append_batch(self, batch: NewBatch, config: LogConfig, now_ms: int) -> None:
-        # The log end in `state` would be wrong: it moves only when `_append` has written all of its batches.
+        # Do not use the log end in `state`: it moves only after `_append` has written all batches of the call.
         base_offset = self.active.next_offset
         if self.epochs.latest < 0:
             self.check_may_block()
@@ -461,7 +463,7 @@ class Partition(Log):
             try:
                 self.flush()
             except OSError as error:
-                # The records are in the log; the next append tries to flush again.
+                # With too many open files, do nothing: the records are in the log, and the next append tries again.
                 if error.errno not in NO_DESCRIPTOR:
                     raise
 
@@ -513,8 +515,8 @@ class Partition(Log):
         """Drop every record at or after `offset` (kafka-storage 10.4); return whether anything changed.
 
         A batch that straddles `offset` is dropped whole. The log then ends after the last batch that is left, which
-        may be below `offset`. The caller must first lower the recovery point in the checkpoint file. Raises the error
-        of `check_truncatable`, and `PartitionFailed` or `UnknownPartition`.
+        may be below `offset`. The caller must first lower the recovery point in the checkpoint file. Raises
+        `OffsetOutOfRange` if `offset` is below the local segments, and `PartitionFailed` or `UnknownPartition`.
         """
         self.check_changeable()
         with self.flusher.lock, self.lock:
@@ -529,7 +531,7 @@ class Partition(Log):
             return True
 
     def look_again(self, tries_left: int, gone: Gone) -> None:
-        # Repeat the read a few times: if another program has cut an index, another thread may have rebuilt it.
+        # Permit a few repetitions: if another program has cut an index, another thread may have rebuilt it since.
         if tries_left < TRIES - _REBUILDS:
             raise gone
 
@@ -570,9 +572,9 @@ class Partition(Log):
             generation=before.generation + 1,
             truncations=(*before.truncations, offset),
         )
-        # Segments are removed newest first, before the last kept one is cut: a crash at any step leaves no gap.
+        # Segments are removed newest first, before the last kept one is cut: a crash then leaves no gap in the log.
         for segment in reversed(dropped):
-            # Readers of the segment still use its open descriptors.
+            # Keep the files open for readers that still use the segment.
             segment.hold_open()
             for path in segment.files:
                 self.disk.unlink(path)

@@ -64,7 +64,7 @@ class StagedWriter:
         self._record_count = 0
 
     def write(self, batch: NewBatch) -> None:
-        """Add a batch after the last one, and set its base offset in the file."""
+        """Append a batch to the file. The batch's base offset becomes the number of records before it in the file."""
         assign_offset(batch.data, self._record_count, -1)
         self._disk.write(self._file, self._size_bytes, batch.data)
         self._size_bytes += len(batch.data)
@@ -116,7 +116,7 @@ def read_staged(disk: Disk, directory: Path, staged: StagedFile) -> Iterator[Sca
 
 
 class StagedSize(NamedTuple):
-    """The bytes and the records of staged batches, and their greatest timestamp (ms), -1 if there are none."""
+    """The size of staged batches in bytes and in records, and their greatest timestamp (ms; -1 without batches)."""
 
     size_bytes: int
     record_count: int
@@ -247,7 +247,7 @@ class StagedAppend:
         segment.begin(self._config, self.partition.now_ms())
 
     def _put(self, batches: ScannedBatches) -> None:
-        """Write batches at the end of the last run. Their text sizes must be known (`ScannedBatches.measured`)."""
+        """Write batches at the end of the last segment. They must have text sizes (`ScannedBatches.measured`)."""
         run = self._runs[-1]
         start = int(batches.rows[0, POSITION])
         part = batches.data[start : batches.end]
@@ -259,14 +259,14 @@ class StagedAppend:
         run.end += len(part)
 
     def _seal(self, next_base: int) -> None:
-        """Write the first header of the last run, seal the run's segment, and begin the next segment.
+        """Seal the last segment, and begin the next one at the offset `next_base`.
 
-        The header is written now because the file of a sealed segment must be complete.
+        First writes the header of the first batch in the segment: the file of a sealed segment must be complete.
         """
         run = self._runs[-1]
         if run.segment is self.partition.active:
-            # Use a copy of the active segment, which is empty: its readers must see nothing in it before all later
-            # segments are written.
+            # The active segment is empty, and readers must see nothing in it before all later segments are written:
+            # use a copy of the segment object.
             run.segment = run.segment.detached()
         self._complete()
         run.segment.seal(next_base)
@@ -399,7 +399,7 @@ def reconcile(disk: Disk, directory: Path, part: CommitPart) -> tuple[CommitPart
 
 
 class _ExistingBatches:
-    """The .log files from the place of a commit's part on; counts how many batches of the part they have."""
+    """The .log files from the place of a commit's `part` on; counts the batches of the part that they have."""
 
     def __init__(self, disk: Disk, directory: Path, bases: Sequence[int], part: CommitPart) -> None:
         self._disk = disk
@@ -428,7 +428,7 @@ class _ExistingBatches:
         self._next_offset = parse_header(batch).next_offset
 
     def has_others(self, ours: set[tuple[int, int]]) -> bool:
-        """Return whether the batches that matched are followed by a batch of another writer.
+        """Return whether a batch of another writer follows the batches of the part that are in the files.
 
         `ours` has the pair (offset, CRC) of each batch of the part.
         """

@@ -33,7 +33,7 @@ _HEADER_BYTES = 10
 
 
 class Partitioner:
-    """Chooses the partition of each record like Kafka's default partitioner. Each writer must have its own."""
+    """Chooses the partition of each record like Kafka's default partitioner. Each writer must have its own object."""
 
     def __init__(self, count: int, choose: Callable[[int], int] = random.randrange) -> None:
         """Choose among `count` partitions; `choose(count)` returns one of them at random."""
@@ -115,7 +115,7 @@ class TopicEnvelopeFramer(TopicLineFramer, EnvelopeFramer):
             # Records may go to several partitions. Raise `WouldBlock` before anything is appended, because the caller
             # then repeats the whole call.
             self.partition.check_may_block()
-        # Count bytes in a copy: if this call raises `WouldBlock`, they are counted when the call is repeated.
+        # Count bytes in a copy, so that a call that is repeated after `WouldBlock` does not count them twice.
         partitioner = copy(self._partitioner)
         waiting: dict[int, list[Record]] = {}
         count = done = position = 0

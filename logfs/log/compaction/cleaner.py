@@ -127,7 +127,7 @@ class _Round:
     def _read(self, segment: Segment) -> Iterator[ScannedBatches]:
         """Yield all batches of a segment.
 
-        Raises `Corrupt` for damage, `Unsupported` for messages of an old format, and the error of `_check`.
+        Raises `Corrupt` for damage, `Unsupported` for messages of an old format, and `CleaningAborted` (`_check`).
         """
         for found in batch_scanner.scan_segment(segment, 0, segment.base_offset):
             self._check([segment])
@@ -160,7 +160,7 @@ class _Round:
         return known.latest_offset + 1
 
     def _put(self, scanned: ScannedBatches, transactions: CleanedTransactions) -> bool:
-        """Put the keys of a run of batches into the map, and return whether all of them fitted."""
+        """Put the keys of the records in `scanned` into the map, and return whether all of them fitted."""
         rows = scanned.rows
         first_dirty = self.dirty.first_dirty
         wanted = ~transactions.discarded(scanned) & (rows[:, ATTRIBUTES] & CONTROL_BIT == 0)

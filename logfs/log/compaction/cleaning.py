@@ -1,6 +1,6 @@
 """The arguments and results of a round of compaction.
 
-They are not in `cleaner`, which runs the round, because its import is slow.
+They are not in `cleaner`, which runs the round, because `cleaner` is slow to import.
 """
 
 from __future__ import annotations

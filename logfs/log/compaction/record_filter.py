@@ -53,11 +53,11 @@ _KEPT_BITS = 0x7F
 
 
 class CleanedTransactions:
-    """The state of all transactions during a pass over a log (Kafka's CleanedTransactionMetadata).
+    """The state of all transactions while a log is read from some segment on (Kafka's CleanedTransactionMetadata).
 
-    `aborted` has the entries of all transaction indexes of the log, also of segments before the pass. `kept` has the
-    aborted transactions whose markers stay, for the transaction index of the new segment. The caller must clear
-    `kept` before each new segment.
+    `aborted` has the entries of all transaction indexes of the log, also of the segments before that segment. `kept`
+    has the aborted transactions whose markers stay, for the transaction index of the new segment. The caller must
+    clear `kept` before each new segment.
     """
 
     def __init__(self, aborted: Iterable[AbortedTransaction]) -> None:
@@ -69,8 +69,8 @@ class CleanedTransactions:
     def discarded(self, scanned: ScannedBatches) -> NDArray[np.bool_]:
         """Return bool[rows]: True for batches of aborted data, and for markers whose transaction has no data left.
 
-        Also True for control batches without records. Call this once for each run of batches, by ascending offset,
-        because it advances the state of the transactions.
+        Also True for control batches without records. Call this once for all batches, by ascending offset, because it
+        advances the state of the transactions.
         """
         data, rows = scanned.data, scanned.rows
         found = np.zeros(len(rows), np.bool_)
@@ -91,7 +91,7 @@ class CleanedTransactions:
 
     def _is_aborted(self, producer_id: int, last_offset: int) -> bool:
         found = self._open_aborted.get(producer_id)
-        # `found` may have ended before this batch, by a marker in a segment before the pass.
+        # `found` may have ended before this batch, by a marker in a segment that is not read.
         if found is None or found[0].last_offset <= last_offset:
             self._open_committed.add(producer_id)
             return False
@@ -117,7 +117,7 @@ class CleanedTransactions:
 
 @dataclass(eq=False)
 class RecordFilter:
-    """The filter of one round for the batches of a log, one run of batches (`ScannedBatches`) at a time.
+    """The filter of one round of compaction. It takes the batches of a log, many (`ScannedBatches`) at a time.
 
     `known` has the newest offset of each key. `delete_retention_ms` is the setting `delete.retention.ms`. The round
     may clean the log below `first_uncleanable`. `producers` maps each producer id to the producer's last offset (-1
@@ -136,10 +136,10 @@ class RecordFilter:
         self._last_offsets = np.array([last for last, _ in self.producers.values()], np.int64)
 
     def apply(self, scanned: ScannedBatches) -> Iterator[Buffer]:
-        """Yield the bytes that the new .log file gets for a run of batches, in file order.
+        """Yield the bytes that the new .log file gets for the batches in `scanned`, in file order.
 
-        The caller must call this for all runs of batches in the log, by ascending offset. Raises `Corrupt` for a
-        batch that cannot be decoded.
+        The caller must call this for all batches of the log, by ascending offset. Raises `Corrupt` for a batch that
+        cannot be decoded.
         """
         # First, the headers of the batches decide by which rule their records are kept.
         attributes = scanned.rows[:, ATTRIBUTES]

@@ -9,8 +9,8 @@ from pathlib import Path, PosixPath
 
 from logfs.errors import InvalidStore
 
-# Amazon S3 and compatible stores, Google Cloud Storage, Azure Blob Storage, and a local directory. The name of a
-# bucket does not begin with `*`: the text `***` stands for a URL that is not shown.
+# URLs of Amazon S3 and compatible stores, Google Cloud Storage, Azure Blob Storage, and a local directory. The name
+# of a bucket does not begin with `*`: the text `***` stands for a URL that is not shown.
 _URL = re.compile(r"(s3|gs|az):/{1,2}[^/*]|file:(/|///)[^/]")
 _ANY_URL = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]+):/")
 
@@ -68,7 +68,7 @@ def as_path(word: str | os.PathLike[str]) -> Path:
     return Path(word)
 
 
-# Cached, because each file makes its path from its directory's: a lookup in the cache costs less than a new path.
+# Cached, because each use of a file's path needs the path of the directory: a lookup costs less than a new object.
 @functools.lru_cache(maxsize=1 << 12)
 def _of_text(text: str) -> Path:
     if _URL.match(text):

@@ -58,8 +58,8 @@ class CheckedDisk(Disk):
         self.naming = disk.naming
         self.flush_times = disk.flush_times
         self.is_disowned = False
-        # `_ended` is the error that calls which change something raise after `end_changes`. `_changing` has the
-        # threads that are in such a call.
+        # After `end_changes`, the error that each call of `change` raises; None before. `_changing` has the ids of
+        # the threads that are in a call of `change`.
         self._ended: LogDirFailed | None = None
         self._changing: set[int] = set()
         self._log_dir = log_dir
@@ -96,10 +96,10 @@ class CheckedDisk(Disk):
         self._failed()
 
     def end_changes(self, wait_seconds: float) -> bool:
-        """Refuse every call that changes something from now on, before the log directory's lock is released.
+        """From now on, refuse every call that changes something. Call this before the directory's lock is released.
 
-        Waits up to `wait_seconds` for such calls that other threads have already begun, and returns whether all of
-        them have ended. Reads and fsyncs are still allowed.
+        Waits up to `wait_seconds` for changes that other threads have already begun, and returns whether all of them
+        have ended. Reads and fsyncs are still allowed.
         """
         self._ended = LogDirFailed(
             f"{self._log_dir}: the store is closed, so nothing is written there; open it again"

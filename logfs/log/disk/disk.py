@@ -1,9 +1,10 @@
-"""File access of the engine: every open, read, write, sync and rename goes through a `Disk`.
+"""Access to the files of a log directory: every open, read, write, sync and rename goes through a `Disk`.
 
 This narrow interface serves three purposes. A fault or a crash can be injected at every call
 (`tests/support/crashdisk.py` does so). No caller can forget to sync a directory after a rename. A thread that must
-never wait for a disk cannot do so by accident: the mount registers its event loop with `Disk.forbid_blocking`, and a
-read that would have to wait there raises `WouldBlock`, so that the caller repeats it in a worker thread.
+never wait for a disk cannot do so by accident: the mount calls `Disk.forbid_blocking` in the thread of its event
+loop, and a read in this thread that would have to wait raises `WouldBlock`, so that the caller repeats it in a worker
+thread.
 """
 
 from __future__ import annotations
@@ -222,7 +223,7 @@ class Disk:
         """Close the resources that reads keep open; called when a store is closed. Later reads open them again."""
 
     def read_afresh(self) -> None:
-        """Let all later reads bypass caches, for an audit. This class has no such cache, so nothing changes."""
+        """Let all later reads bypass caches, for an audit. This class has no cache, so the method does nothing."""
 
     # Methods for files.
 
@@ -359,7 +360,7 @@ class Disk:
         path.unlink(missing_ok=True)
 
     def mkdir(self, path: Path, *, mode: int = DIRECTORY_MODE) -> None:
-        """Make a directory, with `mode` less the umask, and sync its parent; if that fails, remove it again."""
+        """Make a directory, with `mode` less the umask, and sync its parent; if the sync fails, undo the mkdir."""
         os.mkdir(path, mode)
         try:
             self.sync_directory(path.parent)

@@ -33,7 +33,7 @@ class LatencyHistogram:
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """Count the duration of the `with` block, unless it raises."""
+        """Count the duration of the `with` block, unless the block raises an error."""
         began = time.perf_counter_ns()
         yield
         self.note(time.perf_counter_ns() - began)

@@ -137,7 +137,7 @@ def _make_segments(
 
 
 def _carry_on(segment: LiveSegment, files: Files, following: int | None) -> bool:
-    """Update a known segment from a listing. Return False if a new segment object must replace it."""
+    """Update a known segment from its listed `files`. Return False if a new segment object must replace it."""
     if not segment.is_same(files) or segment.next_base not in (None, following):
         return False
     segment.identify(files)
@@ -206,7 +206,7 @@ class LivePartition(Log):
         self._seen_directory = before.mtime_ns if is_settled else None
         self._seen_log: tuple[int, int, int] | None = None
         with suppress(FileNotFoundError):
-            # Keep these only if the mtime shows every append since `began_ns`, because the load may have missed one.
+            # Keep the values of the .log file only if its mtime shows every append that the load may have missed.
             log, is_settled = self._stat_log(began_ns)
             self._seen_log = log if is_settled else None
 
@@ -216,7 +216,7 @@ class LivePartition(Log):
         self._checkpointed_start = log_start_offset
 
     # The producers and the last stable offset. Only readers of committed records need them, and all appended batches
-    # must be read to find them. So `stable_end` of a state is None until a reader of committed records asks for it.
+    # must be read to find them. So `state.stable_end` is None until such a reader asks for it.
 
     def _stable_end(self, end: int) -> int | None:
         return None
@@ -239,7 +239,7 @@ class LivePartition(Log):
         return self._recovery_point
 
     def _follow_producers(self) -> LogState:
-        """Bring the producers and the transaction indexes up to the log end. Return the state with a `stable_end`."""
+        """Bring the producers and transaction indexes up to the log end. Return the state with `stable_end` set."""
         self.check_may_block()
         with self.disk.hold(self.lock):
             state = self.state
@@ -302,7 +302,7 @@ class LivePartition(Log):
             return False
 
     def is_unchanged(self) -> bool:
-        """Whether the files are certainly as they were at the last `refresh`; False if some are in a bucket."""
+        """Whether the files are surely as they were at the last `refresh`; always False if some are in a bucket."""
         is_local = not self.disk.is_remote and not self.is_tiered
         return is_local and self._is_up_to_date()
 
@@ -416,7 +416,7 @@ class LivePartition(Log):
     def _publish_followed(
         self, segments: Sequence[Segment], last_timestamp: int, *, changes_text: bool = False
     ) -> None:
-        """Make `segments` visible to readers. The log start is the checkpoint's, limited to their offsets."""
+        """Make `segments` visible to readers. The log start is the checkpoint's, limited to the segments' offsets."""
         start = max(self._checkpointed_start, segments[0].base_offset)
         start = min(start, segments[-1].next_offset)
         self.publish(

@@ -171,7 +171,7 @@ class LiveSegment(Segment):
         walked = super().walk(position, end, chunk_bytes, first_offset, is_end_known=is_end_known)
         for found in walked:
             if not is_end_known and not isinstance(found, Damage):
-                # This walk is to find the end of the segment. Note the last batch, after which `advance` goes on.
+                # The caller looks for the end of the segment: note the last batch, after which `advance` goes on.
                 self._last = found[0], bytes(found[1].data[:HEADER_SIZE])
             yield found
 
@@ -472,7 +472,7 @@ class _LiveTxnIndex(TransactionIndex):
             self._identity = identity
 
     def read_again(self) -> None:
-        """Read the file again if it was read before. After a roll, it has all entries of the segment."""
+        """Read the file again if it was read before. After a roll, the file has all entries of the segment."""
         if self._entries is not None:
             with suppress(Gone):
                 self._entries = self._load()

@@ -1,4 +1,4 @@
-"""The key index: the offset of the newest record of each key. `keys/` and `newest` use it.
+"""The key index: the offset of the newest record of each key, for `Reader.newest` and the mount's `keys/`.
 
 A key index has two tables of hashes. One is in a file and covers the log up to some offset; the other is in memory
 and covers what came after. The file is written whole and renamed into place (`key_tables`), and never changed. A new
@@ -65,7 +65,7 @@ SMALLEST_BYTES = 16 << 20
 MEMORY_KEYS = 1_350_000
 # The limit for the total size of the index files in the user's cache directory, enough for about 100 million keys.
 CACHE_BYTES = 4 << 30
-# An index without a lookup for this long (ms) is not kept up to date any more: the next lookup waits until it is.
+# An index without a lookup for this long (ms) is no longer extended after appends: the next lookup extends it.
 IDLE_MS = 3_600_000
 
 _NULL_BIT = 1 << 63
@@ -74,7 +74,7 @@ _TRIES = 5
 
 
 class KeyIndex:
-    """The newest record of each key, as readers of one isolation level see it.
+    """An index of the newest record of each key, as readers of one isolation level see the log.
 
     Any thread may use it. Nothing is read or kept before the first lookup.
     """
@@ -172,8 +172,8 @@ class KeyIndex:
             if (
                 self._tail is None
                 or (generation != self._generation and not self._is_anchored(self._anchor))
-                # A truncation has cut off the end marker of a transaction. The transaction is open again, so that the
-                # last stable offset is lower than what the tables cover.
+                # Or the tables cover offsets above the last stable offset: a truncation has cut off the end marker of
+                # a transaction, which is open again.
                 or self._end > max(state.log_end_offset, state.log_start_offset)
             ):
                 log.check_may_block()

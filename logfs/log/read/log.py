@@ -50,7 +50,7 @@ class Log(Reader):
     cleaned_ms: int | None = None
     # The error that prevents compaction; None if nothing does.
     uncleanable: LogfsError | OSError | None = None
-    # Whether upkeep of this partition is paused.
+    # Whether background tasks of this partition, such as retention and compaction, are paused.
     is_paused = False
     # The records and bytes appended since the partition was opened, for metrics.
     appended_records = 0
@@ -128,7 +128,7 @@ class Log(Reader):
 
     @property
     def recovery_point(self) -> int:
-        """The offset below which all records are durable; as of loading if another process writes the log."""
+        """The offset below which all records are durable; as it was at loading if another process writes the log."""
         raise NotImplementedError
 
     @property
@@ -205,10 +205,10 @@ class Log(Reader):
         """Wait until no truncation is in progress."""
 
     def look_again(self, tries_left: int, gone: Gone) -> None:
-        """Prepare to repeat a read that has raised `gone`; raise `gone` again if it is not to be repeated.
+        """Prepare to repeat a read that has raised `gone`, or raise `gone` again if the read must not be repeated.
 
-        `tries_left` is how often the caller can still repeat it. A partition of a read-only store lists its files
-        again. A `Partition` permits only a few repetitions, because another thread may have rebuilt an index.
+        `tries_left` is how often the caller can still repeat the read. A partition of a read-only store lists its
+        files again. A `Partition` permits only a few repetitions, because another thread may have rebuilt an index.
         """
         raise NotImplementedError
 

@@ -57,7 +57,7 @@ def merge(streams: Sequence[Iterable[MergedRows]]) -> Iterator[MergedRows]:
     """
     waiting = [_Waiting(number, iter(stream)) for number, stream in enumerate(streams)]
     while waiting := [each for each in waiting if each.fill()]:
-        # Of the logs' last rows that were read, find the earliest: all rows that are still to be read come after it.
+        # Compare the last row that was read of each log, and find the earliest: all rows not yet read come after it.
         last = min(waiting, key=lambda each: (each.rows.times[-1], each.number))
         end = last.rows.times[-1]
         parts = [(each.number, each.take(end, ties=each.number <= last.number)) for each in waiting]

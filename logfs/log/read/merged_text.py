@@ -194,13 +194,13 @@ class MergedText:
         return _Cursor(start, number, self._rows(part, time))
 
     def _position_at(self, part: _Slice, time: int) -> int:
-        """Return the byte of the merged text at which the records of a slice with a time >= `time` (ms) begin."""
+        """Return the byte of the merged text at which a slice's records with a time >= `time` (ms) begin."""
         offsets = self._offsets_at(part, time)
         places = [text.position_of(n) for text, n in zip(self._texts, offsets, strict=True)]
         return part.start + sum(places) - sum(part.places)
 
     def _offsets_at(self, part: _Slice, time: int) -> list[int]:
-        """Return for each log the offset of its first record in a slice with a time >= `time` (ms).
+        """Return for each log the offset of its first record with a time >= `time` (ms) within a slice.
 
         For a log without such a record, this is the end of its part of the slice.
         """
@@ -216,7 +216,7 @@ class MergedText:
         return found
 
     def _rows(self, part: _Slice, time: int) -> Iterator[MergedRows]:
-        """Yield the rows of a slice with a time >= `time` (ms), merged."""
+        """Yield a slice's rows with a time >= `time` (ms), merged."""
         offsets = self._offsets_at(part, time)
         return merge([self._stream(number, first, part) for number, first in enumerate(offsets)])
 

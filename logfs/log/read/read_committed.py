@@ -102,7 +102,7 @@ class CommittedText:
 
     @property
     def size(self) -> int:
-        """The current size of the view in bytes. A use first finds the hidden ranges up to the last stable offset."""
+        """The current size of the view in bytes. Getting it may read the log, to find ranges that are now hidden."""
         state = self._reader.state
         stable = state.log_end_offset
         if self._all.is_behind_truncation:
@@ -125,8 +125,8 @@ class CommittedText:
                 # segments that are still in the log list it.
                 later = state.segments_from(offset) if left else ()
                 aborted = _aborted_between(offset, end, segments, later)
-                # Call `position_of`, which may raise an error, before `_hide` adds ranges: after an error, the next
-                # search would add the same ranges again.
+                # Call `position_of`, which may raise an error, before `_hide` adds hidden ranges. Otherwise they
+                # would stay after the error, and the next use of `size` would add them again.
                 stop = self._all.position_of(end)
                 if aborted or left:
                     self._reader.check_may_block()
@@ -225,8 +225,8 @@ class CommittedText:
 
     def release_before(self, position: int) -> None:
         """Note that readers have passed byte `position`: segments before it that left the log need not be kept."""
-        # Byte `position` of the text of all records is the same byte or an earlier one, because that text also has
-        # the hidden bytes. So no segment is released too early.
+        # `position` counts only the bytes that this view shows. The text of all records also has the hidden bytes, so
+        # its byte `position` is never later in the log: no segment is released too early.
         self._all.release_before(position)
 
     def _follow_truncation(self, stable: int) -> None:
@@ -270,8 +270,8 @@ class CommittedText:
     ) -> None:
         """Hide the batches of `aborted` transactions with offsets in [start, end): add their hidden ranges.
 
-        The segments in `left` are no longer in the log. In them, also hide each transactional batch that the log has
-        not any more: since the last search, another process may have aborted its transaction and compacted the log.
+        The segments in `left` are no longer in the log. In them, also hide each transactional batch that the log no
+        longer has: since the last search, another process may have aborted its transaction and compacted the log.
         If an error is raised, such as `WouldBlock` for a segment in a bucket, no range is added.
         """
         ranges = self._hidden_ranges[-1:]
@@ -306,7 +306,7 @@ class CommittedText:
     ) -> None:
         """Add to `ranges` the text of the batches of `run` with the numbers `hidden`, up to the offset `end`."""
         sizes = self._all.renderer.sizes_of(run.text_sizes())
-        # Subtract from the end of the last batch, because the first batch may begin before the view.
+        # Count back from the end of the last batch: the first may begin before the view, and has no position in it.
         ends = self._all.position_of(run.next_offset) - int(sizes.sum()) + np.cumsum(sizes)
         starts = (ends - sizes).tolist()
         next_offsets = run.rows[:, NEXT_OFFSET].tolist()
@@ -343,7 +343,7 @@ def _aborted_between(start: int, end: int, *several: Sequence[Segment]) -> Abort
 def _entries_between(
     start: int, end: int, segments: Sequence[Segment]
 ) -> Iterator[AbortedTransaction]:
-    """Yield aborted transactions with markers at or above `start`, until all later ones begin at or above `end`."""
+    """Yield aborted transactions with markers at or above `start`; stop when all others begin at or above `end`."""
     for segment in segments:
         entries = segment.txn_index.entries
         first = bisect_left(entries, start, key=lambda entry: entry.last_offset)

@@ -100,7 +100,7 @@ def _offset_of_record(segment: Segment, number: int) -> int:
 
 @dataclass(slots=True)
 class Traffic:
-    """Counters for metrics since the partition was opened: bytes read through a mount, failed appends and reads."""
+    """Counters of a mount, for metrics, since the partition was opened: bytes read, failed appends, failed reads."""
 
     bytes_out: int = 0
     failed_appends: int = 0
@@ -408,7 +408,7 @@ class Reader:
             self._keys = None
 
     def until_found(self, read: Callable[..., T], *arguments: Any) -> T:
-        """Return `read(*arguments)`; repeat the call while it raises `Gone` and the log permits another try."""
+        """Return `read(*arguments)`; repeat the call after `Gone`, as often as `Log.look_again` permits."""
         for left in reversed(range(TRIES)):
             try:
                 return read(*arguments)

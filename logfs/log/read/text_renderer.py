@@ -188,8 +188,8 @@ class TextRenderer:
         missing = self.size_of(after) - self.size_of(entry.before) - before - later
         if missing < 0 or (missing and not damages):
             raise _disagreement(index, f" at offset {offset}")
-        # Count the unreadable text only if the damage that gets it ends before `offset`. Damage up to byte `end` does
-        # not, because it covers all offsets before the next entry.
+        # Count the unreadable text only if the offsets of the damage that gets it end at or below `offset`. Those of
+        # damage up to byte `end` end above `offset`, at the next index entry.
         if damages:
             damage = _damage_with_text(damages)
             if damage.end < end and damage.next_offset <= offset:

@@ -55,7 +55,7 @@ class TextView:
         # The segments of the log after those in `_segments`, as far as the view has listed them.
         self._ahead: list[Segment] = []
         self._extending = make_lock(Level.TEXT)
-        # Readers have passed the bytes before this position, by the last call of `release_before`.
+        # The argument of the last call of `release_before`: readers have passed the bytes before this position.
         self._passed = 0
         with log.disk.hold(self._extending):
             # Register the view before the segments are listed: from now on, a log that this process writes calls
@@ -235,8 +235,8 @@ class TextView:
 
     def _look_ahead(self) -> None:
         if self.is_behind_truncation:
-            # The last segment of the view may have been truncated away. Call `follow_truncation` before adding
-            # segments.
+            # The last segment of the view may have been truncated away: add no segments until `follow_truncation` is
+            # called.
             return
         last = self._ahead[-1] if self._ahead else self._segments[-1][1]
         end = last.next_base
@@ -315,7 +315,7 @@ class TextView:
         return self._origin
 
     def _position_of(self, offset: int) -> int:
-        """Return where the records from `offset` on begin, counted like the result of `_find_origin`."""
+        """Return where the records from `offset` on begin, in bytes from the origin that `_find_origin` describes."""
         segments = self._segments
         number = bisect_right(segments, offset, key=lambda pair: pair[1].base_offset) - 1
         if number < 0:

@@ -1,4 +1,4 @@
-"""Segments in an object store (KIP-405): read as files of a log directory, and copied there.
+"""Segments in an object store (KIP-405): read like the files of a log directory, and copied into the store.
 
 Imports `disk`, and the formats of tiered storage.
 

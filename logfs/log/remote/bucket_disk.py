@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# How old a listing may become, in seconds: a list request costs as much as ten requests for a chunk.
+# How old a listing may become, in seconds: a list request costs as much as ten reads of an object.
 _LISTING_SECONDS = 30.0
 # A listing is not repeated within this time (seconds), even if it seems to be outdated.
 _DOUBT_SECONDS = 1.0
@@ -87,7 +87,7 @@ class _Listing(Generic[T]):
         self.changed_ns = 0
 
     def get(self) -> T:
-        """Return the listing. Without an earlier listing, raises `WouldBlock` and the errors of `look`."""
+        """Return the listing. If there is none yet, raises the errors of `look`, or `WouldBlock` if it would wait."""
         found = self.found
         if found is not None and not self._is_old():
             return found
@@ -125,7 +125,7 @@ class _Listing(Generic[T]):
         self._when = time.monotonic()
         if found != before:
             self.found = found
-            # Use a time one second ago, because readers do not trust a time that is close to now (`stat_settled`).
+            # Set it to a second ago, because readers do not trust a time that is close to now (`stat_settled`).
             self.changed_ns = time.time_ns() - _SECOND_NS
         return found
 
@@ -180,9 +180,9 @@ class BucketFile(File):
 class BucketDisk(ReadOnlyDisk):
     """The directory tree of a bucket. Every method may raise `RemoteStorageError`.
 
-    In the thread that called `forbid_blocking`, and within `run_without_network`, a method that needs a listing or
-    the bytes of an object raises `WouldBlock`, unless the listing is in memory, or the chunk of the object that has
-    the bytes is one of the chunks that `ChunkReader` keeps open.
+    In the thread that called `forbid_blocking`, and within `run_without_network`, no method waits for the network. It
+    raises `WouldBlock` if it needs a listing that is not in memory, or bytes of an object that are in none of the
+    chunks that `ChunkReader` keeps open.
     """
 
     is_remote = True
@@ -214,7 +214,7 @@ class BucketDisk(ReadOnlyDisk):
         self._partitions: dict[str, _Listing[_Partition]] = {}
 
     def check_may_block(self) -> None:
-        """Raise `WouldBlock` in a thread that must not wait for the network, as most long calls of this disk do."""
+        """Raise `WouldBlock` in a thread that must not wait for the network: most long calls of this disk use it."""
         self.check_may_fetch()
 
     def release(self) -> None:
@@ -300,7 +300,7 @@ class BucketDisk(ReadOnlyDisk):
         for number, segment in enumerate(segments):
             before = known.get(segment.identity)
             if before is not None and before.objects == segment.objects:
-                # Keep the object of a copy that was listed before, because it may have read the manifest already.
+                # Keep the `BucketSegment` of a copy that was listed before: it may have read its manifest already.
                 segments[number] = before
         return _partition_of(place, segments)
 
@@ -398,9 +398,9 @@ class BucketDisk(ReadOnlyDisk):
         return entry.following.file(names.LOG, self)
 
     def _end_before(self, segment: BucketSegment, log: StoredFile, offset: int) -> int:
-        """Return the position of the first batch at or above `offset` in a .log file; its size if there is none.
+        """Return the position of the first batch of a .log file that begins at or above `offset`.
 
-        As a rule there is none: `offset` is the base offset of the next segment.
+        Returns the file's size if there is no such batch. This is usual: `offset` is where the next segment begins.
         """
         if segment.end_offset is not None and segment.end_offset < offset:
             return log.size
@@ -445,7 +445,7 @@ def missing(path: Path) -> FileNotFoundError:
 
 
 def identity_of(text: str) -> int:
-    """Return the identity, in place of an inode number, of a file or directory with the unique name `text`."""
+    """Return a number that identifies the file or directory with the unique name `text`, like an inode number."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big") | 1
 
 

@@ -56,7 +56,10 @@ def find_partitions(store: ObjectStore, place: str) -> dict[TopicPartition, list
 
 
 def _directories(store: ObjectStore, place: str) -> list[tuple[str, str]]:
-    """Return (prefix, directory) for each directory below `place` that may be a topic or a partition."""
+    """Return (prefix, directory) for each directory below `place` that may be a topic or a partition.
+
+    `prefix` is the part of the directory's key before the name of the topic.
+    """
     below = f"{place}/" if place else ""
     found = [(below, each) for each in store.level(place)[0]]
     parent, _, beginning = place.rpartition("/")
@@ -64,7 +67,7 @@ def _directories(store: ObjectStore, place: str) -> list[tuple[str, str]]:
         try:
             siblings = store.level(parent)[0]
         except AccessDenied:
-            # The credentials may permit listings below the prefix only.
+            # The credentials may permit listings only below `place`: then `found` has all that can be listed.
             if not found:
                 raise
             siblings = []

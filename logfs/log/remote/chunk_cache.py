@@ -44,7 +44,7 @@ class ChunkCache:
         self._limit = limit_bytes
         self._disk = Disk()
         self._counting = make_lock(Level.CACHE)
-        # The bytes that this process has written since it last checked the total size; the limit if it never has.
+        # The bytes that this process has written since it last checked the total size; at first the limit.
         self._written = limit_bytes
 
     def load(self, name: str) -> File | None:

@@ -38,12 +38,12 @@ logger = logging.getLogger(__name__)
 
 # How many chunks stay open. At 4 MiB each, they need no memory except the page cache.
 _MOST_OPEN = 128
-# How many chunks stay open after `read_afresh`, from when on they are kept in memory only.
+# How many chunks stay open once `read_afresh` was called: then they are kept in memory only.
 _MOST_OPEN_IN_MEMORY = 16
 # How many chunks are fetched ahead of a sequential reader at most: 1 at first, then twice as many with each chunk
 # read.
 _MOST_AHEAD = 8
-# How often a chunk that proves wrong is fetched at most. If it stays the same, the object itself is wrong.
+# How many times at most a chunk that proves wrong is fetched. If its bytes stay the same, the object itself is wrong.
 _MOST_TRIES = 3
 # `fetch_again` fetches a chunk at most `_MOST_TRIES` times within this time (seconds).
 _TRY_SECONDS = 10.0
@@ -109,7 +109,7 @@ class ChunkReader:
         self._most_open = _MOST_OPEN
         self._open: OrderedDict[_ChunkId, File] = OrderedDict()
         self._coming: dict[_ChunkId, Future[File]] = {}
-        # For each chunk that proved wrong: when it was first fetched again (monotonic seconds), and how often since.
+        # For each chunk that proved wrong: the time of its first new fetch (monotonic seconds), and their number.
         self._tries: dict[_ChunkId, tuple[float, int]] = {}
         # For each object that is read sequentially: the number of the next chunk, and how many chunks to fetch ahead.
         self._sequential: OrderedDict[str, tuple[int, int]] = OrderedDict()
@@ -127,7 +127,7 @@ class ChunkReader:
 
         `following` returns the file that a sequential reader reads next, None if there is none. Raises `WouldBlock`
         in a thread that must not wait, if a chunk is not open; `RemoteStorageError`; `Corrupt` for a chunk that
-        cannot be decrypted or decompressed, or has another size; and `FileNotFoundError` if the object is missing.
+        cannot be decrypted or decompressed, or has a wrong size; and `FileNotFoundError` if the object is missing.
         """
         if position < 0:
             raise Corrupt(

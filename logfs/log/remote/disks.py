@@ -26,7 +26,7 @@ def read_only_disk(log_dir: Path) -> Disk:
 
 @functools.lru_cache(maxsize=16)
 def _bucket(root: BucketPath) -> BucketDisk:
-    # Import it here, because most processes never read a bucket.
+    # `bucket_disk` is imported here, because most processes never read a bucket.
     from logfs.log.remote.bucket_disk import BucketDisk
 
     return BucketDisk(root)

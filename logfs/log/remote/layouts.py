@@ -61,7 +61,7 @@ class BucketSegment:
 
     # The suffixes of the files that a segment may have.
     suffixes: ClassVar[Sequence[str]]
-    # The suffixes of the objects of a copy, that of the .log file first; and those that every complete copy has.
+    # The suffixes of a copy's objects: `stored` has all, `.log` first; `required` has those of every complete copy.
     stored: ClassVar[Sequence[str]]
     required: ClassVar[frozenset[str]]
     # The functions of `object_keys` for the layout; the last argument of each is the prefix of the keys.
@@ -106,7 +106,7 @@ class BucketSegment:
 
     @property
     def files(self) -> Sequence[str]:
-        """The suffixes of the files that the segment may have; the text index is there only if logfs copied it."""
+        """The suffixes of the files that the segment may have, with the text index only if the copy has one."""
         if {object_keys.TEXT, LOCAL_TEXT} & self.objects.keys():
             return self.suffixes
         return [suffix for suffix in self.suffixes if suffix != names.TEXT_INDEX]
@@ -128,13 +128,13 @@ class BucketSegment:
 
     @staticmethod
     def _sizes(segment: RemoteSegment, stored: StoredSegment) -> dict[str, int]:
-        """Return the sizes of the objects of a copy by their suffixes, without those that it does not have."""
+        """Return the size of each object of a copy, by suffix. Objects that the copy lacks are left out."""
         raise NotImplementedError
 
     def description(self, disk: BucketDisk) -> RemoteSegment | None:
-        """Return the description in the segment's manifest; None if it has none, or that of another segment.
+        """Return what the manifest says of the segment; None if it says nothing, or describes another segment.
 
-        `disk` reads the manifest. Raises the errors of `file`.
+        Returns None in a layout without manifests. `disk` reads the manifest. Raises the errors of `file`.
         """
         return None
 

@@ -56,10 +56,10 @@ _AWS_KEYS = {
 # The text of an obstore error matches this if the server has responded with an error. By then, obstore has repeated
 # the request a few times.
 _REFUSED = re.compile(r"non-2xx status code|status: [345]\d\d|range was invalid")
-# The text matches this if the server's error may be transient.
+# The text of an obstore error matches this if the store's error may be transient.
 _MAY_PASS = re.compile(r"(status code|status): (5\d\d|429)")
-# The text matches this if the store refuses the credentials, or if they do not permit the request: status 401 or 403,
-# or 400 for an expired token.
+# The text of an obstore error matches this if the store refuses the credentials, or if they do not permit the
+# request: status 401 or 403, or 400 for an expired token.
 _DENIED = re.compile(r"(status code|status): 40[13]|<Code>(ExpiredToken|InvalidToken)</Code>")
 _CODE = re.compile(r"<Code>([^<]{1,80})</Code>")
 _SENTENCE = re.compile(r"<Message>([^<]{1,200})</Message>")
@@ -184,7 +184,7 @@ class ObjectStore:
                     if size > _PART_BYTES:
                         break
                 else:
-                    # The object is small: send it in one request, because an upload in parts takes three.
+                    # The object is small: send it in one request, because an upload in parts takes three requests.
                     mode = "create" if if_absent else "overwrite"
                     whole = b"".join(first)
                     self._obstore.put(self._store, key, whole, mode=mode, use_multipart=False)
@@ -231,7 +231,7 @@ class ObjectStore:
             self._ask(key, lambda: self._obstore.delete(self._store, key))
         except FileNotFoundError:
             if self._place.scheme == "s3":
-                # On S3 this means that the bucket is missing: deleting a missing object is no error there.
+                # On S3, this error means that the bucket is missing: to delete a missing object is no error there.
                 raise self._no_bucket(key) from None
         if self._place.scheme == "file":
             # A killed upload leaves a file with the object's name, `#` and a number.
@@ -330,9 +330,9 @@ def _environment(*variables: str) -> str:
 
 
 def _aws_config() -> dict[str, str]:
-    """Return obstore's options for the profile `AWS_PROFILE` in Amazon's files; the environment overrides some.
+    """Return obstore's options for S3 from Amazon's files (the profile `AWS_PROFILE`) and the environment.
 
-    These are the access keys, the region and the endpoint.
+    The environment overrides the region and the endpoint; if it has access keys, those in the files are left out.
     """
     profile = _environment("AWS_PROFILE", "AWS_DEFAULT_PROFILE") or "default"
     config: dict[str, str] = {}

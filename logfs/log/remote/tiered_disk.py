@@ -1,4 +1,7 @@
-"""The `Disk` of remote segments that are known from their metadata. For those that logfs copied, it lists nothing."""
+"""The `Disk` of remote segments that are known from their metadata.
+
+It lists the bucket only for segments that another program copied.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,7 @@ class TieredDisk(BucketDisk):
     def add(
         self, directory: Path, segment: RemoteSegment, stored: StoredSegment | None
     ) -> BucketSegment:
-        """Add a segment to the directory of its partition, and return it. It replaces a segment at the same offset.
+        """Add a segment to the directory of its partition, in place of one with the same base offset; return it.
 
         `stored` says how logfs has stored the segment. None means that another program has copied the segment. The
         partition is then listed, and `RemoteStorageError` is raised if the listing has no complete copy.

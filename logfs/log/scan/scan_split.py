@@ -1,7 +1,7 @@
-"""Split a log for readers in other processes: the planner needs the log, a reader only the files of one segment.
+"""Split a log into parts (splits) that other processes read. A process needs only the files of its split's segment.
 
 A split names the wanted records of one segment, and the position in the file at which they begin. It is small and
-can be pickled. Only the process that reads a split reads its bytes.
+can be pickled. The records are read only by the process that reads the split, not by `plan`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class SegmentSplit:
     """The records [first_offset, end_offset) of a segment, to be read by another process.
 
     About `bytes` bytes of the .log file have to be read, from byte `position` on. `aborted` has the aborted
-    transactions to leave out, in ascending order for each producer.
+    transactions to leave out, by producer id, in ascending order.
     """
 
     segment: SegmentDescriptor
@@ -72,7 +72,7 @@ def plan(
         end = min(end_offset, segment.next_offset)
         if first >= end:
             continue
-        # Do not use the index for a whole segment, so that a plan of many small segments opens no index.
+        # A whole segment begins at byte 0. No index is needed for this, so a plan of many small segments opens none.
         position = 0 if first == segment.base_offset else segment.position_of(first)
         cuts = [(first, position)]
         if position + split_bytes < planned.size_bytes:
@@ -184,7 +184,7 @@ def _between(aborted: Aborted, first: int, end: int) -> Aborted:
 
 
 def _position_after(segment: Segment, offset: int) -> int:
-    """Return, by the offset index, a position at or after the start of the batch that holds `offset`."""
+    """Return the position of the first offset index entry above `offset`; the .log file's size if there is none."""
     index = segment.offset_index
     number = bisect_right(range(len(index)), offset, key=lambda n: index[n].offset)
     size = segment.size_bytes

@@ -2,8 +2,8 @@
 
 A description has the identities (inode numbers) of files. A process on another machine therefore notices if it does
 not see the same files as the process that made the description: because the log directory is not mounted there, is an
-old copy, or lacks a file. A segment may also leave the log after it was described; `SegmentDescriptor.has_left`
-distinguishes the two cases.
+old copy, or lacks a file. A file is also missing if the segment has left the log since it was described;
+`SegmentDescriptor.has_left` tells whether this is the cause.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class SegmentDescriptor:
         """Return the segment; the file of a local segment is open and checked. Close the segment after use.
 
         Raises `Gone` if the file is missing, is another file, or is shorter than planned. Raises `OSError`. For a
-        remote segment, no request is sent, but a bucket into which another program has copied the segment is listed.
+        remote segment that logfs copied, no request is sent; if another program copied it, the bucket is listed.
         """
         segment = self._open()
         segment.gaps = self.gaps
@@ -128,7 +128,7 @@ class SegmentDescriptor:
             return
         disk = read_only_disk(self.path.parent.parent)
         swapped = self.path.with_name(self.path.name + names.SWAP)
-        # The swap may be renamed to the final name between the lookups, so the final name is looked up last.
+        # The .swap file may get its final name between the two lookups, so the final name is looked up last.
         found = [_identity_at(disk, each) for each in (swapped, self.path)]
         if self.identity not in (None, *found):
             raise Gone(self._why_gone(disk))
@@ -136,9 +136,9 @@ class SegmentDescriptor:
     def has_left(self, reader: Reader) -> bool:
         """Whether this segment has left the log, by retention, compaction or truncation.
 
-        `reader` shows the partition as it is now. False means that the segment is still in the log: a process that
-        cannot find its file does not see the files of this log. True also if the partition was moved or created
-        again. Raises `OSError`.
+        `reader` shows the partition as it is now. False means that the segment is still in the log, so a process that
+        cannot find the segment's file sees other files than this process. True also if the partition was moved or
+        created again. Raises `OSError`.
         """
         is_tiered = isinstance(as_path(self.directory), BucketPath) and not reader.disk.is_remote
         if not is_tiered and reader.disk.stat(reader.directory).identity != self.directory_identity:
@@ -160,7 +160,7 @@ class SegmentDescriptor:
         holder = state.segments_from(self.base_offset)[0]
         identity = holder.base_offset, _identity(reader.log, holder)
         if identity == (self.base_offset, self.identity):
-            # The file is still the same, unless a truncation has made it shorter. Then it is the last segment.
+            # The file is the same, so the segment has left only if it was truncated. It is then shorter, and last.
             return holder is state.segments[-1] and holder.size_bytes < self.size_bytes
         return identity != self.previous
 
@@ -217,7 +217,8 @@ def describe_segments(
         if previous is None and segment is not every[0] and segment in every:
             before = every[every.index(segment) - 1]
             previous = before.base_offset, _identity(reader, before)
-        # Read this before `next_offset`: a segment that is sealed meanwhile must not count as sealed at an old end.
+        # Read this before `next_offset`: otherwise, a segment that is sealed in between would be described as sealed
+        # with an end that is too low.
         is_last = segment.next_base is None
         identity = _identity(reader, segment)
         described = SegmentDescriptor(

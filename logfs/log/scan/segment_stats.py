@@ -41,7 +41,7 @@ class SegmentStats:
     - `log_bytes`: the size of the .log files.
     - `plain_bytes`: the size that they would have without compression.
     - `value_bytes`: the bytes of keys, values and headers alone.
-    - `damaged`: the bytes that are not valid batches.
+    - `damaged`: the bytes that are not valid batches, or are batches with malformed records.
     - `codecs`: the bytes of the .log files by codec.
     - `times`: the number of records by time. A key is the start of a time bucket (ms), or -1 for records without a
       timestamp.
@@ -94,12 +94,12 @@ def count_segment(segment: Segment, bucket_ms: int) -> SegmentStats:
             counts.codecs[_CODEC_NAMES.get(codec, "unknown")] += int(sizes[of_it].sum())
         counts.batches += len(rows)
         counts.plain_bytes += int(sizes[is_control].sum())
-        # A wrapper of an old format adds no header: its messages have headers of their own.
+        # A compressed batch of an old format has no header of its own to add: each message in it has a header.
         header_size = HEADER_SIZE if found.legacy is None else 0
         for columns, group in found.decode():
             plain = int(group[:, SIZE].sum())
             if isinstance(columns, Corrupt):
-                # The CRC of the batch is right, but its records are malformed; an audit reports it.
+                # The CRC of the batch is right, but its records are malformed; `logfs check` reports the batch.
                 counts.damaged += plain
                 continue
             if group[0, ATTRIBUTES] & CODEC_MASK:
@@ -125,7 +125,7 @@ def _note_columns(counts: SegmentStats, columns: Columns, plain_bytes: int, buck
 
 
 def times_by_index(segment: Segment, bucket_ms: int) -> Counter[int]:
-    """Return the number of offsets of a segment by time, in the form of `SegmentStats.times`, from the time index.
+    """Estimate `SegmentStats.times` from the time index of a segment. Offsets are counted in place of records.
 
     Each offset is counted at the timestamp of the first entry of the time index at or after this offset.
     """
@@ -148,7 +148,7 @@ def bucket_width_ms(partitions: Sequence[Reader]) -> int:
     first: list[int] = []
     last: list[int] = []
     for partition in partitions:
-        # A segment that is leaving the log does not matter for the span.
+        # If a file is missing, its segment is leaving the log, and its timestamps need not be covered.
         with suppress(FileNotFoundError, Gone):
             header = partition.segments[0].header(0)
             if header is not None and header.base_timestamp >= 0:

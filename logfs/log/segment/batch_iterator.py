@@ -156,7 +156,7 @@ class Walk:
         return self._data[at : at + size]
 
     def _batch(self, position: int) -> Batch:
-        """Return the batch at a position, without checking a CRC of magic 2. Raises `Corrupt` if there is none."""
+        """Return the batch at a position; a CRC of magic 2 is not checked. Raises `Corrupt` if no batch is there."""
         head = self._get(position, HEADER_SIZE)
         left = self.end - position
         if is_legacy(head):
@@ -204,17 +204,17 @@ class Walk:
         return batch
 
     def _check_successor(self, position: int, header: Header, known: bool) -> None:
-        """Raise `Corrupt` if the next batch contradicts the offsets of the batch that `header` begins.
+        """Raise `Corrupt` if the next batch contradicts the offsets in `header`, that of the batch at `position`.
 
-        This is called if the batch before does not confirm these offsets. `position` is that of the batch. `known`
-        says that the end of the batch before is known.
+        Called unless the previous batch is known to end just before these offsets. `known` says whether the offset
+        at which the previous batch ends is known.
         """
         after = position + header.size_bytes
         successor = self._base_offset(after) if after < self.end else None
         follows = self.next_offset if successor is None else successor
         if follows is None:
-            # Nothing is known of what follows. Accept the batch, unless offsets are missing before it and must not
-            # be.
+            # The offset of what follows is unknown. Accept the batch, unless offsets are missing before it although
+            # `gaps` is False.
             leads = self.gaps or not known
         else:
             leads = follows == header.next_offset or (self.gaps and follows > header.next_offset)
@@ -256,8 +256,8 @@ class Walk:
         """Return whether valid batches follow one another from a position up to `end`.
 
         A record's value may contain the bytes of a batch. Such a batch does not lead to `end`: the rest of the record
-        follows it. A batch of the log does, if nothing else is damaged. `astray` collects the positions that do not
-        lead to `end`, so that each position is examined once.
+        follows it. A real batch of the log does, if nothing after it is damaged. `astray` collects the positions that
+        do not lead to `end`, so that each position is examined once.
         """
         expected, is_first = self.first_offset, True
         seen: set[int] = set()
@@ -276,8 +276,8 @@ class Walk:
 
         The result tells batches of the log from bytes inside the damaged batch that look like a batch. For example,
         a compressed message of an old format contains messages, which snappy and LZ4 do not change if they cannot
-        shorten them. If the length of such a message agrees with the lengths of its fields, the length is right.
-        Otherwise the messages in it are recognised by their offsets, which do not exceed that of the outer message.
+        shorten them. If the length of the outer message agrees with the lengths of its fields, the length is right.
+        Otherwise the inner messages are recognised by their offsets, which do not exceed that of the outer message.
         """
         head = self._get(position, HEADER_SIZE)
         end = position + _size_at(head)

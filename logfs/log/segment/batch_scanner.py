@@ -68,8 +68,8 @@ _AHEAD_BYTES = 8 << 20
 _SMALL_BYTES = 1024
 # Scans of at least this many bytes use other threads too (`scan_ahead`).
 _LARGE_BYTES = 8 << 20
-# More bytes of envelopes than this are not rendered in one call, because the size may come from a wrong index. Few
-# blocks of a text view have more.
+# The most bytes of JSON envelopes that are rendered in one call. Few calls need more, and a greater size may come
+# from a wrong index.
 _MOST_TEXT_BYTES = 32 << 20
 # The greatest size of a batch that a 32-bit length can express.
 _MOST_BYTES = 2**31 - 1 + LENGTH_OVERHEAD
@@ -84,7 +84,7 @@ class ScannedBatches(NamedTuple):
     values for each batch; the module `batch_rows` names the columns. The positions in `rows` count from the start of
     `data`. A batch of an old format is a run of its own: `legacy` is the batch, and `rows` has one row. `sizes`,
     int64[batches, 3], has the text size of each batch (a `TextSize`): the number of records, the bytes of lines, and
-    the bytes of JSON envelopes without their prefixes. It is empty until the batches are measured (`measured`).
+    the bytes of JSON envelopes without their prefixes. `sizes` is empty until the batches are measured (`measured`).
     """
 
     position: int
@@ -114,7 +114,7 @@ class ScannedBatches(NamedTuple):
         return bool((self.rows[:, ATTRIBUTES] & CODEC_MASK).any())
 
     def select(self, wanted: NDArray[np.bool_] | slice) -> ScannedBatches:
-        """Return the batches that `wanted`, a bool[batches] or a slice, selects. They need not follow each other."""
+        """Return the batches that `wanted` (bool[batches] or a slice) selects. They need not be adjacent."""
         sizes = self.sizes[wanted] if len(self.sizes) else self.sizes
         return self._replace(rows=self.rows[wanted], sizes=sizes)
 
@@ -163,7 +163,7 @@ class ScannedBatches(NamedTuple):
         """Decode and measure the records in groups of batches, and yield (columns, rows, sizes) for each group.
 
         `columns` and `rows` are those that `decode` yields, and `sizes` are the text sizes of the group's batches. A
-        batch with malformed records counts as 0 records, and as many bytes in both views as the batch itself has.
+        batch with malformed records counts as 0 records; its size in bytes counts as that of its lines and envelopes.
         """
         for columns, group in self.decode():
             if isinstance(columns, Corrupt):
@@ -214,14 +214,14 @@ class ScannedBatches(NamedTuple):
         return sizes, edges
 
     def render_lines(self, size: int) -> memoryview | None:
-        """Return the lines of all records in the batches; `size` is their size in bytes by the text index.
+        """Return the lines of all records in the batches. By the text index, the lines have `size` bytes together.
 
         Returns None if the lines have another size, or if any batch has attributes set, such as a codec.
         """
         from logfs.format.kernels import batch_kernels
 
         # A record is longer than its line, so a size above that of the data comes from a wrong index: do not allocate
-        # it.
+        # so many bytes.
         if self.rows[:, ATTRIBUTES].any() or not 0 <= size <= len(self.data):
             return None
         out = np.empty(size, np.uint8)
@@ -230,7 +230,7 @@ class ScannedBatches(NamedTuple):
         return out.data if done == size else None
 
     def render_envelopes(self, prefix: bytes, size: int) -> memoryview | None:
-        """Return the envelopes of all records in the batches; `size` is their size in bytes by the text index.
+        """Return all records as JSON envelopes. By the text index, the envelopes have `size` bytes together.
 
         `prefix` is the beginning of each envelope. Returns None if the envelopes have another size, if `size` is
         above 32 MiB, if records are malformed, if some batches have CreateTime and others LogAppendTime timestamps,
@@ -238,7 +238,7 @@ class ScannedBatches(NamedTuple):
         """
         from logfs.format.kernels import text_kernels
 
-        # A size that is too great comes from a wrong index: do not allocate it.
+        # A size that is too great comes from a wrong index: do not allocate so many bytes.
         if self.legacy is not None or not 0 <= size <= _MOST_TEXT_BYTES:
             return None
         rows = self.rows
@@ -268,7 +268,7 @@ class ScannedBatches(NamedTuple):
         return out[:size].data if written == size else None
 
     def plain_batches(self, wanted: NDArray[np.bool_]) -> Iterator[PlainBatches]:
-        """Yield the records of all batches, decompressed. Uncompressed neighbours come together, other batches alone.
+        """Yield the records of all batches, decompressed: adjacent uncompressed batches together, others one by one.
 
         `wanted` is bool[batches]. A batch that is not wanted keeps its row in `PlainBatches.spans`, with 0 bytes and
         0 records, and is not decompressed. Raises `Corrupt` if records do not fit in their batch or cannot be
@@ -298,7 +298,7 @@ class ScannedBatches(NamedTuple):
             first = number + 1
 
     def _groups(self) -> Iterator[NDArray[np.int64]]:
-        """Yield the rows of neighbouring batches with attributes 0 together, of other batches alone.
+        """Yield the rows of batches in groups: adjacent batches with attributes 0 together, every other batch alone.
 
         Control batches are left out.
         """
@@ -339,7 +339,10 @@ class PlainBatches(NamedTuple):
 
 
 def _plain_legacy(batch: Batch, wanted: NDArray[np.bool_]) -> Iterator[PlainBatches]:
-    """Yield the records of a batch of an old format, encoded as in magic 2; no records unless `wanted`, bool[1]."""
+    """Yield one item: the records of a batch of an old format, encoded as in magic 2.
+
+    `wanted` is bool[1]. If it is False, the item has no records.
+    """
     base_offset = batch.header.base_offset
     records = list(batch.records()) if wanted.all() else []
     payload = b"".join(
@@ -382,7 +385,7 @@ def scan(data: memoryview, first_offset: int, *, gaps: bool) -> tuple[ScannedBat
     """Return the valid batches at the start of `data`, and the position in `data` after the last of them.
 
     `first_offset` is the lowest base offset that the first batch may have; without `gaps`, it must have exactly this
-    offset. The scan stops at the first batch that is incomplete or invalid; `batch_iterator.Walk` tells which it is.
+    offset. The scan stops at the first batch that is incomplete or invalid; `batch_iterator.Walk` tells the reason.
     """
     from logfs.format.kernels import batch_kernels
 
@@ -434,7 +437,10 @@ def scan_one(position: int, batch: Batch) -> ScannedBatches:
 
 
 def _spans(rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the columns that `decode_columns` needs as a contiguous array: for others, numba would compile again."""
+    """Return the columns that `decode_columns` needs. They are copied into a contiguous array.
+
+    numba would compile the function a second time for an array that is not contiguous.
+    """
     return np.ascontiguousarray(rows[:, SPAN_START:])
 
 
@@ -521,9 +527,9 @@ def _below(rows: NDArray[np.int64], limit_offset: int) -> NDArray[np.int64]:
 
 
 def _without_doubtful_end(rows: NDArray[np.int64], expected: int) -> NDArray[np.int64]:
-    """Return `rows` without the last batch if that batch follows a gap.
+    """Return `rows` without the last batch if offsets are missing before that batch.
 
-    No CRC covers the offset of this batch, and only the batch after it can confirm it: the next scan reads both.
+    No CRC covers the batch's offset, and only the batch after it can confirm the offset: the next scan reads both.
     """
     if len(rows):
         before = int(rows[-2, NEXT_OFFSET]) if len(rows) > 1 else expected

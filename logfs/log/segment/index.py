@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 # The greatest offset relative to the base offset of its segment.
 MAX_RELATIVE_OFFSET = 2**31 - 1
-# More than the index of any segment needs. A longer file is not an index, and may not fit into memory.
+# More bytes than the index of any segment needs. A longer file is not an index, and may not fit into memory.
 _MOST_BYTES = 512 * 1024 * 1024
 
 
@@ -38,8 +38,8 @@ class SparseIndex(NamedFile):
     Any thread may look up: a lookup reads `_entries` once, which the one writer replaces by one assignment. The file
     is opened at the first use, so that a store of many segments opens quickly, and is read block by block.
 
-    Entries are added by `_writer`: to the file of an active segment after `preallocate`, or in memory after
-    `collect`, where a read-only store keeps them. An index without a `_writer` is full.
+    `_writer` adds entries: to the file of an active segment after `preallocate`, or in memory after `collect`. A
+    read-only store keeps collected entries in memory. An index without a `_writer` accepts no entries.
     """
 
     entry: ClassVar[struct.Struct]
@@ -51,8 +51,8 @@ class SparseIndex(NamedFile):
     source: Callable[[], File | None] | None = None
     # Called when a reader has opened the file.
     on_open: Callable[[], object] = staticmethod(lambda: None)
-    # Called when a reader has opened the file: returns an index made from the log if the file cannot be right, or
-    # None.
+    # Called when a reader has opened the file. If the file cannot be right, it returns an index made from the log,
+    # else None.
     repair: Callable[[], SparseIndex | None] = staticmethod(lambda: None)
     # Whether another process is writing the file. If so, its space is preallocated, and the entries end before zeros.
     is_growing = False
@@ -99,7 +99,7 @@ class SparseIndex(NamedFile):
         return entries.blocks.read(entries.length * self.entry.size)
 
     def file_bytes(self) -> bytes:
-        """Return the bytes of the file without an incomplete entry at its end. They are not checked or repaired."""
+        """Return the bytes of the file, unchecked and not repaired, without an incomplete entry at the end."""
         with self._disk.hold(self._disk.naming):
             file = self._find_file()
         if file is None:
@@ -145,8 +145,8 @@ class SparseIndex(NamedFile):
     def save(self, *, sync: bool) -> None:
         """Replace the file with the collected entries; in a read-only store they stay in memory.
 
-        A killed process leaves the old file or the new one. With `sync`, a power cut also leaves one of them: use
-        this for a segment that recovery would not check again. The caller must sync the directory.
+        A killed process leaves the old file or the new one. With `sync`, so does a power cut: use `sync` for a
+        segment that recovery would not check again. The caller must sync the directory.
         """
         if self._disk.writable:
             assert self._file is None, "collect"
@@ -397,7 +397,9 @@ class SparseIndex(NamedFile):
     def _relative(self, offset: int) -> int:
         relative = offset - self.base_offset
         if not 0 <= relative <= MAX_RELATIVE_OFFSET:
-            raise OverflowError(f"{self.path}: offset {offset} is not 0 to 2^31 - 1 above its base")
+            raise OverflowError(
+                f"{self.path}: offset {offset} is not 0 to 2^31 - 1 above the segment's base offset"
+            )
         return relative
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from logfs.log.disk.disk import Disk, File
 
 _BLOCK_BYTES = 4096
-# The number of entries per block if all are in one block: more than any index has.
+# The number of entries per block for an index in memory: more than any index has, so that one block has all entries.
 _ALL = 2**32
 
 

@@ -72,7 +72,7 @@ class Segment(SegmentFiles):
 
     def __init__(self, disk: Disk, directory: Path, base_offset: int, suffix: str = "") -> None:
         super().__init__(disk, directory, base_offset, suffix)
-        # Identifies the content of the .log file in caches. The path does not: another file may replace the file.
+        # Identifies the .log file's content in caches. A path cannot do this, because another file may get the path.
         self.content = object()
         self.gaps = True
         self.damaged: tuple[Damage, ...] = ()
@@ -223,7 +223,7 @@ class Segment(SegmentFiles):
                 return parse_batch(self.read(position, size)).header
         return parse_header(data) if len(data) == HEADER_SIZE else None
 
-    # Kafka's indexes have no checksum, so an entry is checked against the log before it is used.
+    # Methods that use the indexes. Kafka's indexes have no checksum, so each entry is checked against the log.
 
     def position_of(self, offset: int) -> int:
         """Return the position of a batch at or before `offset`, from which a search for `offset` may start."""
@@ -286,8 +286,8 @@ class Segment(SegmentFiles):
 
         `position` must be the start of a batch. `end` is by default the end of the segment. About `chunk_bytes` are
         read at a time. `first_offset` is the offset after the batches before `position`, if the caller knows it.
-        Recovery passes `is_end_known` False, because the segment's `next_offset` is not known yet. It must then pass
-        `first_offset`, too, unless `position` is 0.
+        With `is_end_known` False, the segment's `next_offset` is not used: in recovery, it is not known yet. The
+        caller must then pass `first_offset`, too, unless `position` is 0.
         """
         size = self.size_bytes
         stop = size if end is None else min(end, size)
@@ -337,8 +337,8 @@ class Segment(SegmentFiles):
         Raises `DamagedRange` if `offset` lies in a damaged range. The lookup usually costs one or two reads: it steps
         from header to header, beginning at an index entry, and checks the CRC only of the batch that it returns. No
         CRC covers a base offset. Therefore each base offset must be the offset after the previous batch, and the
-        first base offset must agree with the index. If one is different, the lookup uses `walk`, which checks every
-        batch.
+        first base offset must agree with the index. If a base offset is different, the lookup uses `walk`, which
+        checks every batch.
         """
         position, expected, size = self._look_from(offset)
         window, window_start = self.read(position, size), position

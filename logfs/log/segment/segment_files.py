@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 SHARE = 2
 # The most descriptors that a durable segment uses: for the .log file and the three sparse indexes.
 _DURABLE_DESCRIPTORS = 4
-# The most descriptors that a segment uses until it is flushed: also one for the transaction index.
+# The most descriptors of an unflushed segment: for the .log file, the three sparse indexes and the transaction index.
 _UNFLUSHED_DESCRIPTORS = 5
 
 # The attributes that `SegmentFiles.__getattr__` makes.
@@ -58,7 +58,7 @@ class SegmentFiles(NamedFile):
         """Name the files after `base_offset`; each name ends in `suffix`, such as ".swap" (kafka-storage 1.1)."""
         self.base_offset = base_offset
         self.put(directory, names.stem(base_offset) + names.LOG + suffix)
-        # The base offset of the next segment; None for the last one.
+        # The base offset of the next segment; None if this segment is the last.
         self.next_base: int | None = None
         self._disk = disk
         self._file: File | None = None
@@ -107,7 +107,7 @@ class SegmentFiles(NamedFile):
         )
 
     def _index_path(self, kind: str) -> Path:
-        """Return the path of an index file. `kind` is ".index", for example. A ".swap" of the .log file is added."""
+        """Return the path of the index file `kind` (".index"), with the suffix of the .log file (".swap"), if any."""
         stem = names.stem(self.base_offset)
         log = self.path
         return log.with_name(stem + kind + log.name.removeprefix(stem + names.LOG))
@@ -212,7 +212,7 @@ class SegmentFiles(NamedFile):
         _count(ref(self))
 
     def _release(self) -> bool:
-        """Close the files to free descriptors. Return False if the lock is held: the caller must try again later.
+        """Close the files to free descriptors. Return False if `_rebuilding` is held: the caller must try again.
 
         Files stay open if they are not durable, or if `hold_open` was called. Readers go on with the descriptors that
         they have, or open the files again.

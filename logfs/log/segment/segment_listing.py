@@ -80,7 +80,7 @@ def _names(disk: Disk, directory: Path) -> dict[str, int]:
         if again == seen:
             return seen
         seen = again
-    # No scan may be used: without a file that it has missed, the log would seem to begin or to end elsewhere.
+    # Use none of the scans: if one has missed a file, the log would seem to begin or to end elsewhere.
     raise Gone(f"{directory}: its files are renamed faster than they can be listed; read again")
 
 

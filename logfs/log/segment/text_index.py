@@ -80,8 +80,8 @@ class TextIndex(SparseIndex):
         """Rebuild a damaged entry and its damaged neighbours from the log, and return the fields of the entry.
 
         Reads the log between the nearest valid entries, or up to the log's end if no valid entry follows. The file is
-        not changed: `logfs check` reports it, and `logfs reindex` repairs it. Raises `Corrupt` if the entries cannot
-        be made from the log.
+        not changed: `logfs check` reports the damage, and `logfs reindex` repairs it. Raises `Corrupt` if the
+        entries cannot be made from the log.
         """
         first, behind = number, number + 1
         while first and not self._is_right(first - 1):
@@ -196,7 +196,7 @@ class TextIndex(SparseIndex):
         """Return the relative offset and the position of entry `number`, then those of the next entry.
 
         If `number` is -1, the first two are those of the segment's start. If there is no next entry, the last two are
-        an offset above all and the position -1.
+        an offset above all offsets of the segment and the position -1.
         """
         start, position = self._get(number)[:2] if number >= 0 else (-1, 0)
         end, after = MAX_RELATIVE_OFFSET + 1, -1

@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 # For a .log file smaller than this, nothing is cached: the segment is read again.
 SMALLEST_BYTES = 1 << 20
-# Enough for the text indexes of 128 GiB of log, at an entry of 32 bytes for every 4 KiB.
+# The size limit of the cache: enough for the text indexes of 128 GiB of log, at 32 bytes for every 4 KiB.
 LIMIT_BYTES = 1 << 30
 
 _VERSION = b"logfs text index 2"

@@ -86,7 +86,7 @@ class TransactionIndex(NamedFile):
     def supplement(self, aborted: AbortedTransaction) -> None:
         """Add an aborted transaction that was found in the log, if the index lacks it.
 
-        Does nothing here: only the index of a log that a broker is writing may lack it, and a subclass reads that.
+        Does nothing here: only the file of a log that a broker is writing may lack transactions; a subclass reads it.
         """
 
     def truncate(self, offset: int) -> None:
@@ -110,7 +110,7 @@ class TransactionIndex(NamedFile):
         """Replace the file with the collected entries; in a read-only store they stay in memory.
 
         Creates no file if the index is empty. With `sync`, a power cut leaves the old file or the new one. The caller
-        syncs the directory.
+        must sync the directory.
         """
         self._is_collecting = False
         if self._disk.writable and (self.entries or self._disk.exists(self.path)):

@@ -21,9 +21,9 @@ class LogState(NamedTuple):
     the log start has passed the beginning of that transaction. All transactions aborted below `stable_end` are in the
     transaction indexes of `segments`. `last_timestamp` is that of the last batch (ms), -1 if there is none.
 
-    `generation` grows at each change after which a text view that is made now may have other bytes than a text view
-    made before the change. `truncations` are the offsets to which this process has truncated the log since it was
-    opened, the oldest truncation first.
+    `generation` grows at each change of the log after which a new text view may have other bytes at the same
+    positions than an earlier view. `truncations` are the offsets to which this process has truncated the log since it
+    was opened, the oldest truncation first.
 
     For example, a log of two segments at the offsets 0 and 100 that ends at 130, with a transaction open since 120,
     has `log_end_offset` 130 and `stable_end` 120.

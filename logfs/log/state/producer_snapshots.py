@@ -163,7 +163,7 @@ class ProducerSnapshots:
         return producers
 
     def producers_at(self, offset: int, segments: Sequence[Segment], now_ms: int) -> Producers:
-        """Return the producers at an offset: those of a snapshot, updated by the batches of `segments` after it."""
+        """Return the producers at `offset`: those of a snapshot at or below it, updated by the batches in between."""
         start, producers = self.newest(now_ms, offset)
         for segment in segments:
             replay(producers, segment, start, offset)

@@ -115,7 +115,7 @@ class AdminHandle(Handle):
             self._running.cancel()
 
     def _give_to_caller(self, request: Request) -> None:
-        """If `request` is a `Create`, make its caller the owner of the new partition. `mkdir` does the same."""
+        """If `request` is a `Create`, make the caller the owner of the new partition, as after a `mkdir`."""
         if isinstance(request, Create):
             partition = self._file.context.store[request.partition]
             access = Access(DIRECTORY_MODE, self._caller.uid, self._caller.gid)

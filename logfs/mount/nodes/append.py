@@ -131,14 +131,14 @@ class AppendFile(PartitionAccess, FileNode):
 
 
 class EnvelopeAppendFile(AppendFile):
-    """A file that takes JSON envelopes, one per line."""
+    """The file `append.jsonl`. It takes records as JSON objects (envelopes), one per line."""
 
     framer = EnvelopeFramer
     is_parsed = True
 
 
 class EmptyHandle(Handle):
-    """A handle that reads as empty: an `append` file of a read-only store, and the base class of `AppendHandle`."""
+    """An open `append` file in a read-only store, which reads as empty. `AppendHandle` inherits from it."""
 
     direct_io = True
 

@@ -24,7 +24,7 @@ class SettingFile(GeneratedFile):
 
 
 class TopicConfigDirectory(PartitionFolder):
-    """The settings of a topic, shared by its partitions. Each file has the directory's owner and mode & 0644."""
+    """The settings of a topic, shared by its partitions. Files have the directory's owner, and its mode & 0644."""
 
     allowed_bits = 0o755
 

@@ -55,7 +55,7 @@ class GeneratedFile(FileNode):
         self._write = write
         self._access = access
         self._changed_ns = changed_ns or self._now_ns
-        # The content while the file is open, and its open handles. Worker threads change both.
+        # The content while the file is open, and the file's open handles. Worker threads change both.
         self._content: bytes | None = None
         self._handles: set[GeneratedHandle] = set()
 
@@ -111,7 +111,8 @@ class GeneratedFile(FileNode):
     def write_value(self, data: bytes) -> None:
         """Set a new value. One write is one whole value, as in sysfs.
 
-        Raises `OSError` (EINVAL) if `data` is not UTF-8 or has a NUL, and the errors of the function `write`.
+        Raises `OSError` (EINVAL) if `data` is not UTF-8 or has a NUL, and the errors of the function `write`,
+        which sets the value.
         """
         assert self._write is not None
         # `_write` waits for the disk, and may wait for a lock of the store (architecture.md, rule 8).

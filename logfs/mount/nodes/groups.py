@@ -81,7 +81,8 @@ class GroupsFolder(DirectoryNode):
     def create(self, name: str, flags: int) -> Node:
         """Return the file of a group, even if the group has no committed offset. Only a write commits an offset.
 
-        Raises EEXIST with O_EXCL if the group has a committed offset, EPERM for a lag file, EINVAL for a wrong name.
+        Raises EEXIST with O_EXCL if the group has a committed offset, EPERM for the name of a file that shows a lag
+        (`LagFile`), EINVAL for an invalid name.
         """
         group = self._writable(name)
         if flags & os.O_EXCL and self.commits(group):
@@ -106,7 +107,10 @@ class GroupsFolder(DirectoryNode):
         return [(each, commit) for each, commit in found if commit is not None]
 
     def _writable(self, name: str) -> str:
-        """Return the group of a file name. Raises `OSError`: EPERM for a lag file, EINVAL for an invalid name."""
+        """Return the group whose offsets the file `name` has.
+
+        Raises `OSError`: EPERM if the file shows a lag instead (`LagFile`), EINVAL for an invalid name.
+        """
         if name.endswith(LAG):
             raise refuse(errno.EPERM, f"{self.path}/{name}: lag files are read-only")
         group = _parse(name)
@@ -208,7 +212,7 @@ class GroupFile(FileNode):
         return GroupHandle(self, flags)
 
     def truncate(self, size: int) -> None:
-        """Do nothing: every `>` sends O_TRUNC, and the offset stays until another offset is written."""
+        """Do nothing. A shell's `>` truncates the file before it writes; the old offset stays until the write."""
 
     def xattrs(self, caller: Caller) -> dict[str, bytes]:
         commits = self.commits()

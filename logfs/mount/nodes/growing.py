@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class GrowingFile(PartitionAccess, FileNode):
     """A file that may grow with the log of a partition.
 
-    While it may grow, each open has a node of its own, and the kernel keeps no attributes from lookups
+    While it may grow, each open file has a node of its own, and the kernel keeps no attributes from lookups
     (`attr_timeout` 0): see `logfs.mount.growing_sizes`.
     """
 
@@ -36,7 +36,8 @@ class GrowingFile(PartitionAccess, FileNode):
     def byte_at(self, position: int) -> bytes:
         """Return the byte at `position`, as `bytes` of length 1.
 
-        `GrowingSizes` stores the last byte in the kernel's page cache: the kernel then sees that the file has grown.
+        `GrowingSizes` gets the file's last byte by this method, and stores it in the kernel's page cache, so that the
+        kernel sees that the file has grown.
         """
         raise NotImplementedError
 

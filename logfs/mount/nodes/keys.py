@@ -36,7 +36,7 @@ class KeysDirectory(PartitionFolder):
         return None if record is None else KeyLink(self.context, name, self, key, record)
 
     def is_current(self, node: Node) -> bool:
-        # The target of a key may change with every append.
+        # Look each name up again: every append may change the target of a link.
         return False
 
     def names(self) -> Iterator[str]:

@@ -159,7 +159,7 @@ class PartitionDirectory(PartitionAccess, DirectoryNode):
         self.context.store.delete_records(self.partition.name.directory, int(text))
 
     def _doing(self) -> bytes:
-        """Return the state of the partition's upkeep as lines of text."""
+        """Return lines of text: what the background work (compaction, moves …) does with the partition."""
         store, name = self.context.store, self.name
         lines = ["paused" if self.partition.is_paused else "upkeep"]
         lines += [str(work) for work in list(store.registry.background) if work.name == name]

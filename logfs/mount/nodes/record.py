@@ -1,4 +1,4 @@
-"""One record as a file, which contains the record's value or its envelope."""
+"""One record as a file, which contains the record's value or its JSON envelope."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ class SelfDirectory(DirectoryNode):
         )
 
     def _doing(self) -> bytes:
-        """Return lines of text: whether upkeep is paused, what runs, what is due when, and what has failed."""
+        """Return lines of text about the background work: whether it is paused, what runs, is due, or has failed."""
         return upkeep_text(self.context.store).encode()
 
     def _command(self, text: str) -> None:

@@ -115,7 +115,7 @@ class SegmentFile(GrowingFile):
 
     @property
     def _is_in_place(self) -> bool:
-        """Whether the file that the node stands for still has its name. Compaction replaces it by another file."""
+        """Whether the node's file still has its path. Compaction puts another file at the path."""
         try:
             return self._disk.stat(self._real).identity == self._inode
         except FileNotFoundError:

@@ -57,7 +57,8 @@ class TextFile(GrowingFile):
         super().__init__(context, name, parent, partition)
         self.modes = modes
         self.mode_name = mode_name
-        # Only ranges are evictable: a directory may have any number of ranges, but only one file of each text view.
+        # The kernel may be asked to forget ranges, because a directory may have any number of them. It has only one
+        # `records` and one `records.jsonl`.
         self.is_evictable = name != mode_name
         self.view = partition.text(view_of(name), start, end)
         self.file_number = file_number_of(parent.inode, name, self.view.generation)
@@ -108,7 +109,7 @@ class TextFile(GrowingFile):
 class TextHandle(GrowingHandle):
     """An open text file. Bytes that were read once never change, so the kernel's pages remain valid.
 
-    The kernel keeps no pages of a growing file if this process cannot watch the thread that opened it.
+    The kernel keeps no pages of a growing file if `/proc` does not show this process the thread that opened the file.
     """
 
     keep_cache = True

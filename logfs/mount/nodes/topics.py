@@ -223,7 +223,7 @@ class TopicGroupsDirectory(TopicGroups, _TopicAccess):
 
 
 class TopicAppendFile(_TopicAccess, AppendFile):
-    """A file that takes lines or envelopes for the partitions of a topic."""
+    """A file to which lines or JSON envelopes are written: each is appended to one of the topic's partitions."""
 
     def __init__(
         self, context: Context, name: str, parent: TopicDirectory, partitions: Sequence[Log]
@@ -270,7 +270,7 @@ class TopicTextFile(_TopicAccess, GrowingFile):
         self.partitions = partitions
         self.modes, self.mode_name = PermissionTable(first), name
         logs = [partition.isolated(context.isolation) for partition in partitions]
-        # The texts are measured and merged, which may wait for the disk.
+        # `MergedText` reads and merges the logs, which may wait for the disk.
         first.check_may_block()
         self.text = MergedText(logs, view_of(name))
         self.file_number = file_number_of(parent.inode, name, self.text.identity)
@@ -307,7 +307,7 @@ class TopicTextFile(_TopicAccess, GrowingFile):
 class TopicTextHandle(GrowingHandle):
     """An open `records` or `records.jsonl` of a topic. Its bytes never change, so the kernel may keep its pages.
 
-    The kernel keeps no pages if this process cannot watch the thread that opened the file.
+    The kernel keeps no pages if `/proc` does not show this process the thread that opened the file.
     """
 
     keep_cache = True

@@ -80,7 +80,7 @@ class Linger:
         self._active.pop(inode, None)
 
     async def wait_for_round(self, inode: int) -> None:
-        """Wait for the end of a round in progress, if no other file is open.
+        """If no file except `inode` is open, wait for the end of a round that is in progress.
 
         A round has the root of the mount open for a moment. An `umount` at this moment would fail with EBUSY.
         """
@@ -105,7 +105,7 @@ class Linger:
     async def stop(self) -> None:
         """Make each further write(2) fail, then make the kernel send all bytes for the last time.
 
-        No round begins after this call: it would wait for answers that a stopped mount does not give.
+        No round begins after this call, because a round would wait for answers that a stopped mount does not give.
         """
         self.is_stopping = True
         for inode in self._open:

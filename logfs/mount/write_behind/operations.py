@@ -82,7 +82,7 @@ class _Generated(_Node):
 
 
 class _AppendFile(_Node):
-    """The node that one lookup of an `append` file made: a stream, and the number of open files that write to it."""
+    """The node that one lookup of an `append` file made, and the `Stream` that takes the bytes written to it."""
 
     # Each lookup of an `append` file gives a new inode, so each open file has pages and a stream of its own.
     entry_timeout = 0.0
@@ -113,7 +113,7 @@ class WriteBehindOperations(Handlers[_Node]):
         self.linger = linger
         self._linger_ms = linger_ms
         self._workers = trio.CapacityLimiter(_WORKERS)
-        # Directories and generated files by path; each keeps its inode while the kernel knows it.
+        # Directories and generated files by path. A node keeps its inode number while the kernel knows the node.
         self._known: WeakValueDictionary[str, _Node] = WeakValueDictionary()
         self._files: dict[int, tuple[_AppendFile, int]] = {}
         # Files opened for writing with O_SYNC or O_DSYNC, each with its descriptor of the file in the main mount.
@@ -129,7 +129,7 @@ class WriteBehindOperations(Handlers[_Node]):
     async def _run(self, work: Callable[..., _T], *arguments: Any) -> _T:
         return await run_in_thread(work, *arguments, limiter=self._workers)
 
-    # Handlers and methods for names, attributes and directories.
+    # The methods from here on handle requests about names, attributes and directories.
 
     def _stat(self, *parts: str) -> os.stat_result:
         """Return the `stat` of a path in the main mount. Raises `OSError`: ENOTCONN if no store is mounted there."""
@@ -252,7 +252,7 @@ class WriteBehindOperations(Handlers[_Node]):
             try:
                 children.append(self._find(node, name))
             except OSError as error:
-                # The partition was deleted after the listing, or is offline and takes no appends.
+                # ENOENT: the partition was deleted after it was listed. EIO: it is offline. Leave it out.
                 if error.errno not in (errno.ENOENT, errno.EIO):
                     raise
         return children
@@ -264,7 +264,7 @@ class WriteBehindOperations(Handlers[_Node]):
         """Refuse with ENOSYS, after which the kernel no longer asks for `security.capability` at each write(2)."""
         raise pyfuse3.FUSEError(errno.ENOSYS)
 
-    # Handlers of changes that are refused, because only the main mount makes them.
+    # The methods from here on refuse changes that only the main mount can make.
 
     async def mkdir(
         self, parent_inode: int, name: bytes, mode: int, ctx: pyfuse3.RequestContext
@@ -288,7 +288,7 @@ class WriteBehindOperations(Handlers[_Node]):
             errno.EPERM, f"a write-behind mount takes appends only; use {where} in the main mount"
         )
 
-    # Handlers for files.
+    # The methods from here on handle requests about files.
 
     async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
         node = self._inodes.node(inode)
@@ -427,7 +427,7 @@ class WriteBehindOperations(Handlers[_Node]):
 
 @contextmanager
 def _noted() -> Iterator[None]:
-    """Pass on an error of a stream without recording it again: the stream recorded the error when it happened."""
+    """Return an error of a node's `Stream` to the kernel without recording it, which the stream has done already."""
     try:
         yield
     except OSError as error:

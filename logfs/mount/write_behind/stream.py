@@ -73,7 +73,7 @@ class Stream:
             self._file = -1
 
     def write(self, position: int, data: bytes) -> None:
-        """Accept bytes that the kernel sends; `position` is where the first of them lies in the file.
+        """Accept bytes that the kernel sends; `position` is that of the first of these bytes in the file.
 
         Bytes before `self.position` were accepted already, and are only compared. Errors are kept for `check`.
         """
@@ -159,7 +159,7 @@ class Stream:
         return refuse(errno.EIO, f"{self.target}: {reason}; open it with O_APPEND")
 
     def _agrees(self, data: bytes, position: int) -> bool:
-        """Whether the part of `data` that the kernel has sent before is unchanged, as far as that is still known."""
+        """Whether `data` equals the bytes that were accepted at the same positions, as far as they are still kept."""
         known = self.position - len(self._accepted)
         start, end = max(position, known), min(position + len(data), self.position)
         if start >= end:

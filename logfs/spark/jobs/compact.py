@@ -1,4 +1,4 @@
-"""The job that compacts many partitions at a time, as `logfs compact` does one."""
+"""The job that compacts many partitions at the same time; `logfs compact` compacts one partition."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def compact(
 ) -> list[Visited[Cleaned]]:
     """Keep only the newest record of each key, in every partition whose `cleanup.policy` includes `compact`.
 
-    This does the same as `logfs compact`. If `roll` is true, a new active segment is started in each partition first,
+    The result is that of `logfs compact`. If `roll` is true, a new active segment is started in each partition first,
     so that the previous active segment is compacted, too. Each task uses the memory in
     `log.cleaner.dedupe.buffer.size`, and keeps to the rate in `log.cleaner.io.max.bytes.per.second`. No other process
     may have opened the log directories for writing. `topics` limits the job to these topics. `progress` is called

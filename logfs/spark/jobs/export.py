@@ -140,7 +140,7 @@ def export(
 
 
 def _checked(call: Callable[[], _Result]) -> _Result:
-    """Return the result of `call`. Its `ValueError`, which is a mistake of the user, becomes `InvalidSetting`."""
+    """Return the result of `call`. If it raises `ValueError`, raise `InvalidSetting` with the same message."""
     try:
         return call()
     except ValueError as error:

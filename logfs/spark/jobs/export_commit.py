@@ -318,7 +318,7 @@ class Folders:
             Disk().replace_file(journal, json.dumps({"moves": named}).encode())
             _apply(target, every)
         except BaseException:
-            # If a file cannot be moved back, keep the journal: the next export then completes this one.
+            # Remove the journal only if all files are moved back. Otherwise, the next export completes this one.
             if _undo(target, every):
                 _end(journal)
             raise

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _OFFSETS = "logfs.offsets"
 CATALOG = "catalog.db"
 _PARTITION_FIELD = "date"
-# The properties of the tables. They select the columns that have statistics. Readers use these to skip data files.
+# The properties of the tables, which select the columns with statistics. Readers skip data files by the statistics.
 _PROPERTIES = {
     "write.metadata.metrics.default": "none",
     **{
@@ -127,7 +127,7 @@ class IcebergTables:
         try:
             with table.transaction() as transaction:
                 if replaced is not None and table.current_snapshot() is not None:
-                    # Only the option `assign` selects single partitions. Without it, all records are replaced.
+                    # Only the option `assign` sets `partitions`. If it is empty, replace all records of the topic.
                     chosen = {each.partition for each in replaced.partitions if each.topic == topic}
                     listed = ", ".join(map(str, sorted(chosen)))
                     older = f"partition in ({listed})" if chosen else AlwaysTrue()

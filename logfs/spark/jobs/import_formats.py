@@ -59,7 +59,7 @@ class ImportOptions:
             raise InvalidSetting(f"format {self.format!r}: give one of {', '.join(FORMATS)}")
         if self.format == "json" and self.key is not None:
             raise InvalidSetting(
-                "key: an envelope has its own key; for lines of JSON that are not envelopes, use format text"
+                "key: a JSON envelope (format json) has its own key; leave key out, or use format text for other JSON"
             )
         if self.value is not None and self.format != "parquet":
             raise InvalidSetting(

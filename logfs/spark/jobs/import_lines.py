@@ -237,7 +237,7 @@ class EnvelopeFormat(LinesFormat):
 def _array(name: str, column: list[Any]) -> pa.Array:
     kind = SCHEMA.field(name).type
     if name == "headers":
-        # In a log, a header name can be any bytes. Use the unsafe cast, which does not check that it is UTF-8.
+        # In a log, a header name can be any bytes. Use the unsafe cast, which does not check that names are UTF-8.
         pairs = pa.struct([("key", pa.binary()), ("value", pa.binary())])
         return pa.array(column, pa.list_(pairs)).cast(kind, safe=False)
     if name == "timestamp":
@@ -260,7 +260,7 @@ def _same_prefix(block: bytes) -> tuple[Name, tuple[int, int]] | None:
     return (head[2].decode(), int(head[3])), (int(head[4]), int(tail[4]))
 
 
-# Reading files with lines.
+# The functions from here on read files with lines.
 
 
 def blocks(file_range: FileRange) -> Iterator[tuple[int, bytes]]:

@@ -132,8 +132,8 @@ class ParquetFormat(ImportFormat):
     ) -> frozenset[Name]:
         """Return the topics and partitions of the rows in a row group.
 
-        The topic is taken from the option `topic`. Otherwise topic and partition are taken from the path, from the
-        footer if it shows that all rows have the same value, or from the columns.
+        The topic is the option `topic`, if it is given. Otherwise the topic, and in any case the partition, is taken
+        from the path, else from the footer if that shows that all rows have the same value, else from the column.
         """
         known: dict[str, str | None] = {
             "topic": self.options.topic or from_path(path, "topic"),
@@ -163,7 +163,7 @@ def _name(topic: str | None, partition: object) -> Name:
 def _bounds(column: Any) -> tuple[Any, Any] | None:
     """Return the least and greatest value of a column in a row group, from the statistics in the footer.
 
-    Return None if there are no statistics, or if they count nulls.
+    Return None if there are no statistics, or if the column has nulls according to them.
     """
     statistics = None if column is None else column.statistics
     if statistics is None or not statistics.has_min_max or statistics.null_count:

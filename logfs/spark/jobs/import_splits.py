@@ -36,7 +36,7 @@ class FileRange:
     In a file with lines, the file range has the lines that begin at the byte positions [`start`, `end`). In a Parquet
     file, it has the row groups with the numbers [`start`, `end`). `end` is None if the file range is the whole file.
     `size_bytes` is the size of the file range. `file_bytes` is the size that the whole file had when the import was
-    planned. `names` has each topic and partition that a row is for. `offsets` are the first and the last offset, None
+    planned. `names` has the (topic, partition) pairs of the rows. `offsets` are the first and the last offset, None
     if they are not known or if the rows are of several partitions.
     """
 
@@ -104,16 +104,16 @@ def from_path(path: str, column: str) -> str | None:
     return None
 
 
-# Ordering the file ranges.
+# The functions from here on order the file ranges.
 
 
 def in_order(file_ranges: Sequence[FileRange]) -> list[list[FileRange]]:
     """Return the file ranges in groups, in the order of import. The rows of a group must be merged by offset.
 
     If all file ranges have offsets, and they ascend within each file, as in the files of an export, the file ranges
-    are sorted by topic, partition and offset. Those of a partition whose offsets overlap are then one group: an
-    export has a file for each date, and the offsets of two dates may interleave. Otherwise the order is unchanged,
-    and each file range is a group of its own.
+    are sorted by topic, partition and offset. File ranges of one partition whose offsets overlap are then one
+    group: an export has a file for each date, and the offsets of two dates may interleave. In all other cases, the
+    order is unchanged, and each file range is a group of its own.
     """
     if not all(file_range.offsets for file_range in file_ranges) or not _ascend(file_ranges):
         return [[file_range] for file_range in file_ranges]
@@ -149,7 +149,7 @@ def _ascend(file_ranges: Sequence[FileRange]) -> bool:
     return True
 
 
-# Merging file ranges by offset.
+# The code from here on merges file ranges by offset.
 
 
 class _Head(NamedTuple):

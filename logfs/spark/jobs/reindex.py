@@ -1,4 +1,4 @@
-"""The job that rebuilds the indexes of many partitions at a time, as `logfs reindex` does for one."""
+"""The job that rebuilds the indexes of many partitions at the same time; `logfs reindex` rebuilds those of one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def reindex(
     topics: Iterable[str] | None = None,
     progress: Progress | None = None,
 ) -> list[Visited[Reindexed]]:
-    """Rebuild all indexes of every partition from its log, as `logfs reindex` does.
+    """Rebuild all indexes of every partition from its log. The result is that of `logfs reindex`.
 
     Key indexes are only deleted; the next lookup of a key rebuilds them. No other process may have opened the log
     directories for writing. `topics` limits the job to these topics. `progress` is called with (bytes of logs done,

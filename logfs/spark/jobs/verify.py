@@ -53,7 +53,9 @@ def verify(
     topics: Iterable[str] | None = None,
     progress: Progress | None = None,
 ) -> Verification:
-    """Audit log directories as `logfs check` does, except key indexes and the owner of a bucket; return the findings.
+    """Audit log directories, and return the findings.
+
+    The audit is that of `logfs check` without its checks of key indexes and of the owner of a bucket.
 
     Nothing is changed. A broker or a mount may use the directories meanwhile. Unlike in `logfs check`, the audit is
     not repeated if files change during it. A segment that is removed from the log during the audit is reported as a
@@ -106,7 +108,9 @@ def verify(
 
 
 def _planned(store: Store, name: str) -> tuple[list[Finding], list[AuditSubject]] | None:
-    """Return the findings about a partition's small files, and its segments to audit; None if it was deleted.
+    """Return the findings about a partition's files outside of segments, and its segments to audit.
+
+    Returns None if the partition was deleted.
 
     Raises `Gone` or `FileNotFoundError` if files are removed from the log during each of `TRIES` attempts, and
     `OSError`.

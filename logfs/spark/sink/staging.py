@@ -135,7 +135,7 @@ class StagingTask:
     ) -> NDArray[np.int64]:
         """Return the partition number for each row of a topic; `of_topic` are the indexes of these rows.
 
-        The number is taken from the column `partition`. If it is null there, the hash of the key selects the
+        The number is taken from the column `partition`. If this is null or missing, the hash of the key selects the
         partition. Rows without a key are distributed over the partitions. Raises `UnknownPartition`.
         """
         known = self._partitions.get(topic)
@@ -166,7 +166,7 @@ class StagingTask:
 
 
 def _chunks(batches: Iterable[pa.RecordBatch], chunk_bytes: int) -> Iterator[pa.RecordBatch]:
-    """Combine the batches to chunks of at least `chunk_bytes`. Only the last chunk may be smaller."""
+    """Combine the batches into larger ones, of at least `chunk_bytes` each. Only the last one may be smaller."""
     held: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:

@@ -1,4 +1,4 @@
-"""Appends lines to a partition or topic: through its mount or, if it is not mounted, by opening its store."""
+"""Appends lines to a partition or topic: through the mount of its store or, without a mount, by opening the store."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def open_appender(
     """Return an object that appends to the partition or, if `is_topic` is true, to the topic `name`.
 
     It appends lines as values or, if `envelopes` is true, lines that are JSON objects for whole records (envelopes).
-    For a topic, only the `count` of its `appended` has a meaning, because the records get offsets in several logs. If
+    For a topic, only `count` of the object's `appended` is valid, because the records get offsets in several logs. If
     the log directories are not mounted, their store is opened with `recovery` as its `progress`. If another process
     holds them, waits up to a second, and then raises `StoreLocked`, which names the process. Also raises
     `UnknownPartition`, and the errors of `Store`.
@@ -115,7 +115,7 @@ class DirectAppender:
     def write(self, data: bytes) -> None:
         """Append the complete lines in `data`, and keep an unfinished last line for the next call.
 
-        Raises the error for which a line is refused.
+        If a line is refused, raises the error that says why.
         """
         rest = data
         while rest:
@@ -128,7 +128,7 @@ class DirectAppender:
             partition.flush_if_due()
 
     def finish(self) -> None:
-        """Append the unfinished last line, if there is one. Raises the error for which the line is refused."""
+        """Append the unfinished last line, if there is one. If it is refused, raises the error that says why."""
         done = self._framer.finish()
         if done.refused is not None:
             raise done.refused

@@ -181,7 +181,7 @@ def ask(mounted: Path, request: Request, report: Report = lambda done, total: No
 def _answer(fd: int, report: Report) -> dict[str, Any]:
     """Wait until the mount sends an answer or an error, and return its JSON object.
 
-    Progress that the mount sends before is passed to `report`.
+    Progress that the mount sends before the answer is passed to `report`.
     """
     read, rest, began = 0, b"", time.monotonic()
     while True:

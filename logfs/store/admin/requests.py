@@ -57,9 +57,9 @@ class Request:
             _KINDS[operation] = cls
 
     def loads(self) -> Only | None:
-        """Return the argument `only` for a store that is opened for the request.
+        """Return which partitions to load if a store is opened for the request: None for all, "" for none.
 
-        The argument selects the partitions to load: None stands for all, "" for none.
+        The value is passed to `Store` as the argument `only`.
         """
         return None
 
@@ -84,7 +84,7 @@ class PartitionRequest(Request):
 
 @dataclass(frozen=True)
 class Create(PartitionRequest, operation="create"):
-    """Change the `settings` of a topic, then create a partition of it. The answer has the partition's `directory`."""
+    """Create a partition, after changing the `settings` of its topic. The answer has the partition's `directory`."""
 
     settings: dict[str, str] = field(default_factory=dict)
 
@@ -99,9 +99,9 @@ class Create(PartitionRequest, operation="create"):
 
 @dataclass(frozen=True)
 class CreateTopic(Request, operation="create-topic"):
-    """Change the `settings` of a topic, then create those of its partitions 0 to `partitions` - 1 that do not exist.
+    """Create a topic with the partitions 0 to `partitions` - 1, or add those that an existing topic lacks.
 
-    The answer has the `directories` of the partitions that were created.
+    The topic's `settings` are changed first. The answer has the `directories` of the partitions that were created.
     """
 
     topic: str
@@ -120,9 +120,9 @@ class CreateTopic(Request, operation="create-topic"):
 class Delete(Request, operation="delete"):
     """Delete a partition or all partitions of a topic.
 
-    The answer has the former `directories` of the deleted partitions. Its `until_ms` has, for each of them, the time
-    (ms since the epoch) until which it can be restored, or null if it cannot. All partitions of the store are loaded,
-    because the committed offsets for the deleted ones must be removed.
+    The answer has the former `directories` of the deleted partitions. Its `until_ms` has, in the same order, the time
+    (ms since the epoch) until which each partition can be restored, or null if it cannot be restored. All partitions
+    of the store are loaded, because the committed offsets for the deleted ones must be removed.
     """
 
     partition: str
@@ -193,8 +193,8 @@ class Move(PartitionRequest, operation="move"):
 class Retain(Request, operation="retain"):
     """Delete the segments that are eligible for deletion in `log_dirs`, which are log directories of the store.
 
-    The answer has the `retention_plans` in `partitions`, made before the deletion. Its `failed` tells whether a log
-    directory has failed.
+    In the answer, `partitions` has the result of `retention_plans` before the deletion, and `failed` tells whether a
+    log directory has failed.
     """
 
     log_dirs: list[str]
@@ -291,11 +291,11 @@ class Promote(Request, operation="promote"):
 
 @dataclass(frozen=True)
 class CommitOffsets(Request, operation="commit_offsets"):
-    """Commit offsets of a consumer group for several partitions, all or none. The answer has the `offsets`.
+    """Commit offsets of a consumer group for several partitions, all or none.
 
     `offsets` maps the name of a partition, or of a topic for all of its partitions, to a text that `resolve_offset`
     accepts, such as a number. With `skips_missing`, each name is that of a partition, and partitions that do not
-    exist are skipped.
+    exist are skipped. In the answer, `offsets` has the committed offset of each partition.
     """
 
     group: str
@@ -439,7 +439,7 @@ def _checked(kind: str, value: Any) -> Any:
 
 
 def _adding(report: Report, total: int) -> Callable[[int], None]:
-    """Return a function to call with each number of processed bytes. It calls `report` with their sum and `total`."""
+    """Return a function that adds up the numbers of bytes it is called with, and calls `report(sum, total)`."""
     done = 0
 
     def spend(size: int) -> None:

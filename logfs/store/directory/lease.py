@@ -1,7 +1,7 @@
 """Leases: one process works on a partition while another process holds the lock of the log directory.
 
 The holder of the lock makes a `Lease`, which has the checkpoint entries of the partition and can be pickled. The
-process that gets the lease opens it as a `Store`, which contains only that partition. It returns the partition's new
+process that gets the lease opens it as a `Store`, which contains only that partition. This process returns the new
 checkpoint entries to the holder, because only the holder writes the checkpoints and markers of the log directory.
 """
 
@@ -28,8 +28,8 @@ class Lease:
     `Store` accepts a lease in place of a path. `clean` tells whether the log directory was shut down cleanly,
     `is_brokers` whether a broker also uses the directory. `recovery_point`, `log_start` and `cleaner_offset` are the
     partition's entries in the checkpoints, None for a missing entry. If the checkpoint of cleaner offsets is damaged,
-    compaction may have removed offsets from the log; a missing `cleaner_offset` is then 0, so that the log may have
-    gaps. A broker's directory does not need this, because gaps are always permitted there.
+    compaction may have removed offsets from the log. A missing `cleaner_offset` is then 0, which tells the process
+    that gets the lease to permit gaps in the log. In a broker's directory, gaps are permitted without this.
     """
 
     log_dir: str
@@ -43,7 +43,7 @@ class Lease:
     @classmethod
     def of(cls, log_dir: LogDir, partition: TopicPartition) -> Lease:
         """Return a lease of a partition, with its entries in the checkpoints of `log_dir`, which must be open."""
-        # The cleaner offset 0 means that offsets may be missing from the log. `is_brokers` means that, too.
+        # The cleaner offset 0 permits missing offsets in the log. With `is_brokers` they are permitted anyway.
         cleaned = 0 if log_dir.may_have_gaps(partition) and not log_dir.is_brokers else None
         return cls(
             str(log_dir.path),

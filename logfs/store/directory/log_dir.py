@@ -147,7 +147,7 @@ class LogDir:
         # `follow`, because the directory may be given as a symlink.
         self.found, is_settled = disk.stat_settled(path, follow=True)
         self._seen = self.found.mtime_ns if is_settled else None
-        # Give the lock the underlying disk: in `close`, the `CheckedDisk` refuses changes before `.lock` is removed.
+        # Give the lock the underlying disk, because `close` makes `disk` refuse changes before it removes `.lock`.
         self._lock = Lock(disk.disk, path) if disk.writable else None
         self.live = self._is_live()
         self.clean = disk.exists(path / CLEAN_SHUTDOWN)
@@ -240,7 +240,7 @@ class LogDir:
         self.recovery_points, self.log_starts = dict(points), dict(starts)
 
     def set_cleaner_offset(self, name: TopicPartition, offset: int | None) -> None:
-        """Record durably the offset up to which a log was compacted (kafka-storage 8.9). None removes the record."""
+        """Record durably the offset up to which a log was compacted (kafka-storage 8.9). None removes the entry."""
         if self.cleaner_offsets.get(name) != offset:
             offsets = {each: at for each, at in self.cleaner_offsets.items() if each != name}
             self.set_cleaner_offsets(offsets if offset is None else {**offsets, name: offset})
@@ -261,7 +261,7 @@ class LogDir:
         )
 
     def note_store(self, every: frozenset[Path]) -> None:
-        """Write the paths of all log directories of the store durably to `logfs.dirs`, unless it has them already."""
+        """Write the paths of all log directories of the store durably to `logfs.dirs`, unless they are there."""
         here = Path(os.path.realpath(self.path))
         if store_dirs(self.disk, self.path) != (here, every):
             told = {"here": str(here), "log_dirs": sorted(map(str, every))}
@@ -278,8 +278,8 @@ class LogDir:
     def close(self, wait_seconds: float = PATIENCE_SECONDS, *, is_idle: bool = True) -> None:
         """Refuse all further changes, close the disk's open files, and release the lock or the `Turn` of a lease.
 
-        If changes that other threads have begun do not end within `wait_seconds`, or if `is_idle` is False, the lock
-        is kept until the process ends, so that no other process writes at the same time.
+        If changes that other threads have begun do not end within `wait_seconds`, or if `is_idle` is False (another
+        thread may still write), the lock is kept until this process ends, so that no other process writes meanwhile.
         """
         is_idle &= self.disk.end_changes(wait_seconds)
         self.disk.release()
@@ -299,7 +299,7 @@ class LogDir:
         self._lock = None
 
     def _read_broker_epoch(self) -> int:
-        """Return the broker epoch in the clean-shutdown marker, -1 if none. A broker sends it when it registers."""
+        """Return the broker epoch in the clean-shutdown marker, -1 if none. A broker sends this epoch to register."""
         path = self.path / CLEAN_SHUTDOWN
         try:
             if self.clean:

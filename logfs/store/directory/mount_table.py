@@ -117,7 +117,7 @@ def other_mounts(mount: MountEntry) -> dict[str, list[int]]:
     """Return where the filesystem of `mount`, which was unmounted, is still mounted.
 
     Each key is a mountpoint. Its value lists the pids of the processes in other mount namespaces that see the mount,
-    and is empty if only this namespace sees it. Processes that this one has no permission to examine are left out.
+    and is empty if only this namespace sees it. Processes that this process may not examine are left out.
     """
     here = _same(mount, "self")
     found: dict[str, list[int]] = {each.mountpoint: [] for each in here}
@@ -153,7 +153,7 @@ def _same(mount: MountEntry, process: str) -> list[MountEntry]:
 
 def _lines(table: Path) -> list[bytes]:
     try:
-        # Not `splitlines`: a carriage return in a path is not escaped.
+        # `splitlines` would also split at a carriage return, which is not escaped in a path.
         return table.read_bytes().split(b"\n")[:-1]
     except OSError:
         return []

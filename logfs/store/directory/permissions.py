@@ -76,7 +76,7 @@ class PermissionTable:
             self._set = {}
         except (ValueError, TypeError, AttributeError) as error:
             raise Corrupt(
-                f"{self._path}: is no table of permissions: {error}; remove the file to go back to defaults"
+                f"{self._path}: is not a table of permissions: {error}; remove the file to go back to defaults"
             ) from None
 
     def _follow(self) -> None:

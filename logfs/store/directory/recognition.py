@@ -168,7 +168,7 @@ def check_log_dirs(
         if found.kind is PathKind.EMPTY and may_be_empty:
             continue
         if found.kind is PathKind.EMPTY:
-            raise found.error("; is its disk mounted?")
+            raise found.error("; is the disk of this directory mounted?")
         if found.kind is PathKind.MISSING and may_be_made and _can_be_made(found.path):
             check_place(found.path)
             continue
@@ -207,7 +207,7 @@ def log_dirs_of(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
     return found
 
 
-# Functions that find out the kind of a directory from the names in it.
+# The functions below find out the kind of a directory from the names in it.
 
 
 def _kind_of(path: Path) -> PathKind:
@@ -220,8 +220,8 @@ def _kind_of(path: Path) -> PathKind:
     rest = [name for name in inside if name not in _NOTHING]
     if not rest:
         return PathKind.LOG_DIR if lock.FILE_NAME in inside else PathKind.EMPTY
-    # A partition's directory may be empty after `mkdir`, or after a crash during its creation. So this is also a log
-    # directory if all names in it are those of partitions, and either `.lock` exists or all partitions are empty.
+    # A partition's directory may be empty after `mkdir`, or after a crash during its creation. So `path` is a log
+    # directory, too, if it has only names of partitions, and either `.lock` exists or all partitions are empty.
     named = all(map(_is_partition_name, rest))
     bare = named and (lock.FILE_NAME in inside or _all_empty(path, rest))
     return PathKind.LOG_DIR if bare else PathKind.OTHER
@@ -279,7 +279,7 @@ def _is_log_dir(path: Path) -> bool:
         return False
 
 
-# Functions that describe a path in words, and find the paths that were probably meant.
+# The functions below describe a path in words, and find the paths that were probably meant.
 
 
 def _partition(path: Path) -> RecognisedPath:
@@ -348,7 +348,7 @@ def _log_dirs_below(path: Path) -> tuple[str, ...]:
 
 
 def _in_mount(path: Path, found: os.stat_result) -> RecognisedPath | None:
-    """Return what a path is that lies in a mount of logfs; None for any other path.
+    """Return what a path in a mount of logfs is; None for a path outside of all mounts of logfs.
 
     `found` is the result of `stat` for the path or, if the path is missing, for its nearest existing parent.
     """
@@ -383,7 +383,7 @@ def _dead(path: Path) -> RecognisedPath:
     return RecognisedPath(path, PathKind.DEAD_MOUNT, words)
 
 
-# Functions that find out whether a new log directory may be created at a path.
+# The functions below find out whether a new log directory may be created at a path.
 
 
 def _can_be_made(path: Path) -> bool:

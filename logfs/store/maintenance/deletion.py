@@ -147,8 +147,8 @@ class Deleter(Maintenance):
             del registry.partitions[name], registry.homes[name]
             registry.deletions[doomed] = kept.due_ms
             self._left[doomed] = partition
-            # From here on the partition is deleted, even if a step below fails. An entry that cannot be removed now
-            # is removed by `Store.create`.
+            # From here on the partition is deleted, even if a step below fails. A checkpoint entry that cannot be
+            # removed now is removed by `Store.create`.
             self._forget(partition.name, home)
         self._forget_commits(name)
         if can_return:
@@ -194,7 +194,7 @@ class Deleter(Maintenance):
                 logger.error("%s: its deletion is not finished: %s", path, error)
 
     def _forget(self, name: TopicPartition, home: LogDir) -> None:
-        """Remove the checkpoint entries of a deleted partition, and its topic's settings if it was the last one.
+        """Remove a deleted partition's checkpoint entries and, if its topic has no partition left, the settings.
 
         Its remote segments are dealt with when the directory is removed (`MaintenanceScheduler._forget_remote`).
         """
@@ -236,7 +236,7 @@ class Deleter(Maintenance):
         return sorted(each.kept.partition for each in chosen)
 
     def _chosen(self, name: str) -> list[_Found]:
-        """Return the deleted partitions that `name` names, each as it was last deleted (see `deleted`)."""
+        """Return the deleted partitions that `name` names (see `deleted`), each partition only once."""
         found, there = self._found(), self._registry.homes
         if named := [each for each in found if each.path.name == name]:
             return named
@@ -303,7 +303,7 @@ class Deleter(Maintenance):
         return registry[parsed.directory]
 
     def _find(self, name: str) -> _Found:
-        """Return the deleted partition that `undelete` restores for `name`, that of a partition or a directory."""
+        """Return the deleted partition to restore; `name` names the partition or its `-delete` directory."""
         chosen, *others = self._chosen(name)
         if others or name not in (chosen.kept.partition, chosen.path.name):
             raise UnknownPartition(f"{name}: is a topic; name one of its partitions")
@@ -337,8 +337,8 @@ class Deleter(Maintenance):
     def _of(self, name: str, found: list[_Found], *, there: bool = False) -> list[_Found]:
         """Return those of `found` that belong to the partition or topic `name`.
 
-        If the topic exists again, and any of them have its present topic id, only these are returned. Deletions of
-        partitions that exist again are left out, unless `there`.
+        If the topic exists again, and any of these partitions have its present topic id, only those are returned.
+        Deletions of partitions that exist again are returned only if `there` is true.
         """
         chosen = []
         for each in found:

@@ -60,8 +60,8 @@ def finish_or_undo(
     """Finish or undo the unfinished moves of the partitions that `wanted` selects.
 
     `found` has the partition directories in each log directory. If a move is finished, the new directory of the
-    partition is added to `partitions` there, and the original is scheduled for removal. If a move can be neither
-    finished nor undone, and no directory has the partition's name, the partition is offline.
+    partition is added to the `partitions` of its log directory, and the original is scheduled for removal. If a move
+    can be neither finished nor undone, and no directory has the partition's name, the partition is offline.
     """
     homes = {name: log_dir for log_dir, each in found.items() for name, *_ in each.partitions}
     strays = {path: log_dir for log_dir, each in found.items() for path in each.strays}
@@ -149,7 +149,7 @@ def _is_noted(log_dir: LogDir, copy: Path, named: Path) -> bool:
 def _remove_original(
     registry: PartitionRegistry, log_dir: LogDir, path: Path, home: LogDir, name: TopicPartition
 ) -> None:
-    """Schedule a `-stray` directory for removal if its partition was moved; those of a broker are kept."""
+    """Schedule a `-stray` directory for removal if its partition was moved; keep one of a broker."""
     final = home.path / name.directory
     try:
         if _is_noted(home, final, path):

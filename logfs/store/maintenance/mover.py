@@ -90,7 +90,7 @@ class Mover(Maintenance):
         copy replaces the original, the partition stays where it is, and the copy is removed. Raises these errors:
 
         - `InvalidName` if the store does not have the log directory, or the partition is in it already;
-        - `InvalidSetting` if the log directory has other settings of the topic;
+        - `InvalidSetting` if the topic's settings file in the log directory differs from the store's settings;
         - `PartitionExists` if the log directory already has an entry with the partition's name;
         - `MoveAborted` after `stop`, if the partition was deleted, or while a commit to it is not finished;
         - `OSError` (ENOSPC), before anything is copied, if the log directory has too little free space;
@@ -152,7 +152,7 @@ class Mover(Maintenance):
         copy = PartitionCopy(partition, target.disk, directory, spend)
         try:
             copy.catch_up()
-            # Hold off compaction until the swap is over, because its files must not change their paths.
+            # Let no compaction run until the swap is over: the swap renames the directory that compaction writes to.
             with self._compactor.running:
                 for _ in range(_ROUNDS):
                     if copy.missing_bytes <= _LITTLE_BYTES:

@@ -1,8 +1,8 @@
 """Copies sealed segments of tiered logs into an object store, and deletes them there (Kafka's RemoteLogManager).
 
 The copy of a segment has three steps: write a durable metadata record that the copy has started, store its objects
-and read them back, and write a durable record that the copy is finished. The next run deletes a copy that was
-interrupted. Before a remote segment is deleted, a durable record says so, too. Its objects are deleted after
+and read them back, and write a durable record that the copy is finished. `expire` deletes interrupted copies.
+Before a remote segment is deleted, a durable record of the deletion is written. Its objects are deleted after
 `file.delete.delay.ms` and, unless the whole partition was deleted, not while a reader uses them. Only the owner of
 the bucket (`logfs.store.tiering.bucket_owner`) stores and deletes objects. Retention (`Retainer`) deletes the local
 segments that were copied.
@@ -158,7 +158,7 @@ class RemoteLogManager(Maintenance):
 
                 def spend(size: int) -> None:
                     if self._stopped.is_set():
-                        raise PartitionFailed(f"{name}: is not copied: the store is closed")
+                        raise PartitionFailed(f"{name}: not copied: the store is closed")
                     self._check_wanted(partition)
                     work.done_bytes += size
                     progress(size)
@@ -245,8 +245,8 @@ class RemoteLogManager(Maintenance):
             if each.segment_id in self._copying:
                 continue
             if each.state is SegmentState.COPY_SEGMENT_STARTED:
-                # Read the state again, because the copy may just have been finished. This is recorded before the id
-                # is removed from `_copying`.
+                # Read the state again, because the copy may just have been finished: its end is recorded before its
+                # id is removed from `_copying`.
                 now = metadata.segments(remote).get(each.segment_id)
                 if now != each or self._is_only_copy(partition, each):
                     continue
@@ -258,7 +258,7 @@ class RemoteLogManager(Maintenance):
             self._delete(name, doomed)
         states = {each.state for each in metadata.segments(remote).values()}
         if metadata.is_deleted(remote) and SegmentState.DELETE_SEGMENT_STARTED not in states:
-            # Segments that are left belong to a new partition with the same name and topic id.
+            # The deleted partition has no segment left; any others belong to a new partition of the same name and id.
             metadata.end_deletion(remote)
 
     def _is_only_copy(self, partition: Partition | None, begun: RemoteSegment) -> bool:
@@ -293,7 +293,7 @@ class RemoteLogManager(Maintenance):
         return partition if self._tiered.identify(partition) == remote else None
 
     def _mark_expired(self, partition: Partition, remote: RemotePartition) -> None:
-        """Record which remote segments of a partition are to be deleted, after its log start offset is durable."""
+        """Make a partition's log start offset durable, then record which remote segments are to be deleted."""
         name = partition.name.directory
         is_switched_off = not partition.config.remote_storage_enable
         finished = [

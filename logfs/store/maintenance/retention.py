@@ -6,7 +6,7 @@ segments below the log start offset, for segments in excess of `retention.bytes`
 delete. The passes for size and age also end at the first record that a group of `logfs.retention.groups` has not
 read.
 
-In a tiered log these passes go over the remote and the local segments; a segment that is both counts once. Unless
+In a tiered log these passes go over the remote and the local segments; a segment in both places counts once. Unless
 `remote.log.copy.disable` is true, the passes for size and age end at the first segment that is not copied yet. Two
 more passes, with `local.retention.bytes` and `local.retention.ms`, then find the segments to delete from the local
 disk only. From then on, readers use the copies in the object store (KIP-405).
@@ -52,13 +52,13 @@ class RetentionCause(Enum):
     LOCAL_TIME = "local.retention.ms"
 
 
-# The causes to report for a segment beyond the limits of size and of age: for a whole log, and for local segments.
+# The causes (size, age) to report for a segment beyond the limits of a whole log, and those of the local segments.
 _TOTAL = RetentionCause.SIZE, RetentionCause.TIME
 _LOCAL = RetentionCause.LOCAL_SIZE, RetentionCause.LOCAL_TIME
 
 
 class Expired(NamedTuple):
-    """A segment that is eligible for deletion, and why: the cause, and the reason in words."""
+    """A segment that is eligible for deletion, and why: the cause as an enum, and the reason as text for users."""
 
     segment: Segment
     cause: RetentionCause
@@ -103,7 +103,7 @@ def plan_retention(
     since the epoch. `copied_end` is the offset after the last segment that was copied to the object store, None if
     the log is not tiered. Records at or above the offset of `unread` are not deleted by size or age.
     """
-    # Read these offsets before the timestamps: the new log start must not be above records appended meanwhile.
+    # Read these offsets before the timestamps, so that the new log start is not above records appended meanwhile.
     starts = [log_start_offset, *(segment.next_offset for segment in segments)]
     reason = f"it lies below the log start offset {log_start_offset}"
     below = takewhile(lambda pair: pair[1].base_offset <= log_start_offset, pairwise(segments))
@@ -137,8 +137,8 @@ def _beyond_limits(
 ) -> Iterator[Expired]:
     """Yield the segments beyond `limits`, oldest first.
 
-    `limits` are the maximum size (bytes) and age (ms) of the log, negative for no limit. `causes` are the causes to
-    report for a segment beyond the limit of size and of age.
+    `limits` are the maximum size (bytes) and age (ms) of the log, negative for no limit. `causes` are the
+    cause to report for a segment beyond the size limit, and that for a segment beyond the age limit.
     """
     (most_bytes, most_ms), (by_size, by_age) = limits, causes
     excess = sum(segment.size_bytes for segment in segments) - most_bytes if most_bytes >= 0 else -1
@@ -286,7 +286,8 @@ class Retainer(Maintenance):
         start = partition.log_start_offset
         is_tiered = partition.config.remote_storage_enable
         log = self._tiered.of(partition) if is_tiered else None
-        # 0 if the partition of a tiered topic has no topic id: nothing was copied, so nothing may be deleted.
+        # `copied_end` is 0 if the partition of a tiered topic has no topic id: nothing was copied, so nothing may be
+        # deleted.
         copied_end = log.end_offset if log else 0 if is_tiered else None
         return plan_retention(
             partition.segments, config, start, registry.clock(), copied_end, unread

@@ -49,7 +49,7 @@ PAUSABLE = frozenset(MaintenanceTask) - {
 class Timer(NamedTuple):
     """When a task began to wait (ms since the epoch), and how long it waits (ms).
 
-    If `wait_ms` is None, it waits for the interval in the settings (`interval_ms`).
+    If `wait_ms` is None, the task waits for the interval in the settings (`interval_ms`).
     """
 
     since_ms: int
@@ -97,8 +97,8 @@ def due(
 class Backoff:
     """The time for which failed work waits until it is retried: a second, doubled at each failure, up to a minute.
 
-    Work is identified by its task and the name of the partition or directory that it is for, or "" if it is the whole
-    task.
+    Work is identified by its task and a name: that of the partition or directory that the work is for, or "" if it is
+    the whole task.
     """
 
     def __init__(self, clock: Callable[[], int]) -> None:

@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 class MaintenanceScheduler(Maintenance):
     """Runs the periodic tasks of a store when they are due, except compaction, moves and tiering.
 
-    One thread at a time calls `run_due`; any thread may call the other methods.
+    Only one thread at a time may call `run_due`; any thread may call the other methods.
     """
 
     def __init__(
@@ -172,7 +172,8 @@ class MaintenanceScheduler(Maintenance):
                 return
             with partition.lock:
                 active = partition.active
-                # If nothing was appended since the store was opened, take the file's mtime for the last append.
+                # If nothing was appended since the store was opened, the mtime of the file counts as the time of
+                # the last append.
                 since_ms = partition.appended_ms
                 idle_ms = now_ms - (active.mtime_ms() if since_ms is None else since_ms)
                 if is_roll_overdue(active, partition.config, idle_ms, now_ms):

@@ -204,7 +204,7 @@ def check_small_files(store: Store, partition: Log) -> Iterator[Finding]:
             yield note(path, "staged more than a day ago, but in no commit; upkeep removes it")
     yield from _check_snapshots(partition)
     if partition.disk.is_remote:
-        # Check the leader epochs of a bucket: a local partition with damaged ones cannot even be loaded.
+        # Only a partition in a bucket can be loaded although its leader epochs are damaged, so check them here.
         try:
             LeaderEpochs(partition.disk, directory)
         except Corrupt as why:
@@ -228,7 +228,8 @@ def check_small_files(store: Store, partition: Log) -> Iterator[Finding]:
     begun = partition.epochs.first_offset
     first = partition.segments[0].base_offset
     if begun is not None and begun < first and log_start < first:
-        # A broker writes the epochs later, and another process may have deleted segments since the epochs were read.
+        # A broker deletes segments before it writes the epochs, and another process may have deleted segments since
+        # the epochs were read.
         report = note if log_dir.is_brokers or log_dir.live else error
         missing = f"offsets {begun} to {first - 1} are missing"
         yield report(
@@ -292,7 +293,7 @@ def trusts_indexes(store: Store, partition: Log, segment: Segment) -> bool:
     if segment is partition.active:
         return False
     point = log_dir.recovery_points.get(partition.name, 0)
-    # The indexes of a segment that ends exactly at the recovery point may not be complete yet.
+    # The indexes of a segment that ends exactly at the recovery point may still be incomplete.
     return log_dir.live or segment.next_offset < point
 
 

@@ -49,7 +49,7 @@ class Family(NamedTuple):
     samples: Sequence[Sample]
 
 
-# Functions that write metrics as text.
+# The functions below write metrics as text.
 
 
 def render(families: Iterable[Family], *, as_openmetrics: bool = False) -> bytes:
@@ -103,7 +103,7 @@ def histogram(
     return [*samples, Sample(total, labels, "_sum"), Sample(buckets[-1][1], labels, "_count")]
 
 
-# Functions that collect the metrics of a store.
+# The rest of this module collects the metrics of a store.
 
 # The help texts, by the beginning of the metric's name and then by its rest. docs/monitoring.md has them, too.
 _HELP = {

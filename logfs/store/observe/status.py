@@ -146,7 +146,7 @@ def upkeep_text(store: Store) -> str:
 def store_status(store: Store) -> dict[str, Any]:
     """Return the status of a store: its log directories, offline partitions, upkeep and background operations.
 
-    Only the number of partitions that are not offline is included.
+    Of the partitions that are not offline, only the number is included.
     """
     return {
         "log_dirs": [str(log_dir.path) for log_dir in store.log_dirs],

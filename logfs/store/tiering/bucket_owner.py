@@ -3,7 +3,7 @@
 A copy of a log directory, a restored backup or a cloned machine has metadata for the same objects. Two such stores
 under one prefix would delete each other's segments. So the object `logfs.owner` lists the log directories of the
 owner, each with a token, and each log directory has its token in a file `logfs.owner`. The file also contains its own
-inode number, which is wrong in a copy of the file. The tokens are replaced before each run that changes the bucket.
+inode number, which is wrong in a copy of the file. The tokens are replaced before each copy or deletion (`claim`).
 So a store that continues from an older state of its disk, such as a restored snapshot, has an outdated token.
 """
 

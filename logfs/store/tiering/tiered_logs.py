@@ -245,7 +245,7 @@ class TieredLogs:
         partition.attach_remote(remote, log_start_offset)
 
     def _between(self, partition: Log, log_start_offset: int, offset: int) -> Sequence[Segment]:
-        """Return `TieredLog.segments_between`, also if the topic became tiered after the partition was loaded.
+        """Return the result of `TieredLog.segments_between`, also for a topic that became tiered after the load.
 
         A reader calls this after it has listed the local segments. Since `log_start_offset` was read, another process
         may have advanced the log start, and have deleted segments. So the log start is read again from the
