@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from logfs.cli.common import (
@@ -95,7 +96,7 @@ def _error(log_dir: LogDir) -> str | None:
 def _broker_id(store: Store) -> int:
     """Return the node id in `meta.properties` of the first working log directory; 0 if it has none.
 
-    Raises `Corrupt` if the file is malformed.
+    Raises `Corrupt` if the file is malformed, or if the id is not a number.
     """
     from logfs.errors import Corrupt
     from logfs.format.files import checkpoint
@@ -109,7 +110,10 @@ def _broker_id(store: Store) -> int:
         properties = checkpoint.parse_properties(log_dir.disk.read_file(path))
     except Corrupt as error:
         raise Corrupt(f"{path}: {error}") from None
-    return int(properties.get("node.id", properties.get("broker.id", "0")))
+    found = properties.get("node.id", properties.get("broker.id", "0"))
+    if re.fullmatch(r"-?[0-9]{1,10}", found) is None:
+        raise Corrupt(f"{path}: the node id {found!r} is not a number")
+    return int(found)
 
 
 def _print_table(store: Store, is_chosen: Callable[[TopicPartition], bool]) -> None:

@@ -1104,6 +1104,19 @@ def test_an_interrupt_while_an_object_is_freed(orders: Path) -> None:
     assert ok("cat", orders).endswith("a line\n")
 
 
+def test_a_node_id_that_is_no_number_is_an_error(
+    log_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`describe --json` prints one line about a damaged `meta.properties`, and no traceback."""
+    with logfs.open(log_dir, create=True) as store:
+        store.create("orders-0")
+    (log_dir / "meta.properties").write_text("version=1\ncluster.id=x\nnode.id=one\n")
+    assert main(["describe", str(log_dir), "--json"]) == 1
+    shown = capsys.readouterr()
+    assert "meta.properties: the node id 'one' is not a number" in shown.err
+    (log_dir / "meta.properties").unlink()
+
+
 def test_help_imports_no_large_modules() -> None:
     """`logfs --help` imports neither numpy nor numba nor FUSE."""
     code = (
