@@ -94,8 +94,8 @@ class Bounds:
     def of(self, reader: Reader) -> tuple[int, int | None]:
         """Return the range as offsets [start, end) of a log; an `end` of None stands for the log end.
 
-        Raises `OffsetOutOfRange` if a single offset is given, and readers see no record there. If the log has no
-        records, also raises it for the bound `earliest`, and for `latest` as the first bound.
+        Raises `OffsetOutOfRange` if a single offset is given, and readers see no record there. In a log without
+        records, the bounds `earliest` and `latest` raise this error, too, but `latest` only as the first bound.
         """
         start, end = reader.log_start_offset, None
         if self._offsets is not None:

@@ -62,8 +62,8 @@ class MirrorProgress(NamedTuple):
 class Mirror:
     """Copies topics of a cluster into a store, and keeps the copies current. Leaving the context ends the threads.
 
-    Only the mirror appends to the copies: their setting `logfs.mirror.source` has the id of the cluster. The command
-    `logfs promote` makes a copy an ordinary topic.
+    The mirror sets `logfs.mirror.source` of each copy to the id of the cluster. While a topic has this setting, only
+    the mirror can append to it. The command `logfs promote` removes the setting, to make the copy an ordinary topic.
     """
 
     def __init__(

@@ -279,7 +279,7 @@ class Operations(Handlers[Node]):
         node = self._inodes.node(inode)
         _check_path(node)
         if not isinstance(node, SymlinkNode):
-            raise refuse(errno.EINVAL, f"{node.path}: is not a symbolic link")
+            raise refuse(errno.EINVAL, f"{node.path}: not a symbolic link")
         return os.fsencode(await self._run(node.target))
 
     async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:

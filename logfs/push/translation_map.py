@@ -133,8 +133,8 @@ class TranslationMap:
         if lines[:2] != [self._first_line, _HEADING]:
             raise ClusterError(
                 f"{self._path}: is no map of offsets for this cluster: it does not begin with the lines "
-                f"{self._first_line!r} and {_HEADING!r}. Name the map of the last push, or for the first push a file "
-                "that does not exist"
+                f"{self._first_line!r} and {_HEADING!r}. Give the path of the last push's map or, for the first "
+                "push, of a file that does not exist"
             )
         text, check = "", ""
         for number, line in enumerate(lines[2:], 3):

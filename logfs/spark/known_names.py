@@ -46,7 +46,7 @@ _OF_THE_NETWORK = (
     "fetchOffset.retryIntervalMs",
     "groupIdPrefix",
 )
-# Options that Spark itself passes to a source or a sink, together with those of the user.
+# The names of Spark's own options, which Spark passes to a source or a sink in addition to the user's options.
 _OF_SPARK = ("path", "paths", "checkpointLocation", "queryName")
 
 

@@ -422,23 +422,23 @@ class RefusedStream(DataSourceStreamReader):
 
     @short_errors()
     def initialOffset(self) -> OffsetsJson:
-        """Raise `error`, with which this object was created."""
+        """Raise the error that was given to `__init__`, so that Spark shows it."""
         raise self._error
 
     @short_errors()
     def latestOffset(
         self, start: Mapping[str, Any] | None = None, limit: ReadLimit | None = None
     ) -> OffsetsJson:
-        """Raise `error`, with which this object was created."""
+        """Raise the error that was given to `__init__`, so that Spark shows it."""
         raise self._error
 
     @short_errors()
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[Split]:
-        """Raise `error`, with which this object was created."""
+        """Raise the error that was given to `__init__`, so that Spark shows it."""
         raise self._error
 
     def read(self, partition: Split) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
-        """Raise `error`, with which this object was created."""
+        """Raise the error that was given to `__init__`, so that Spark shows it."""
         raise self._error
 
 

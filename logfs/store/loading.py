@@ -305,9 +305,9 @@ class PartitionLoader:
         for_each(load, todo, threads=count, abandon=self._stopped.set)
 
     def stop(self) -> None:
-        """Interrupt the running loads, wait for their end, and start no more.
+        """Start no more loads, interrupt the recoveries in progress, and wait until the running loads have ended.
 
-        The next opening of the store starts interrupted recoveries again.
+        The next opening of the store starts the interrupted recoveries again.
         """
         self._stopped.set()
         for unloaded in list(self._registry.unloaded.values()):

@@ -223,8 +223,8 @@ class Settings:
             if (path / name).exists():
                 here = " ".join(str(log_dir) for _, log_dir in self._all_log_dirs)
                 raise InvalidStore(
-                    f"{path / name}: not changed, because its log directory is not open together with {here}; name "
-                    f"all log directories, as in '{here} {path}'"
+                    f"{path / name}: the settings were not changed, because the log directory of this copy is not "
+                    f"open; open all log directories together, as in '{here} {path}'"
                 )
 
     def _check_topic(self, topic: str, broker: Mapping[str, str], config: BrokerConfig) -> None:

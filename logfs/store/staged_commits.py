@@ -425,7 +425,8 @@ class Commits:
             changed |= not part.done
             return part
 
-        # Record the result now, because other writers may append at the offset of the part before the next opening.
+        # Record the result now: retention, compaction or a truncation may later remove the place of the part
+        # (`clear_place`). Without the result, batches that the log already has would then be appended again.
         self._change_parts(name.directory, compare)
         return changed
 
@@ -489,8 +490,8 @@ def read_commits(disk: Disk, log_dir: Path) -> CommitLog:
         return CommitLog()
     except Corrupt as error:
         raise Corrupt(
-            f"{path}: {error}; it is unknown what was committed: restore the file, or remove it once "
-            "no writer will send a commit again"
+            f"{path}: {error}; it is unknown which commits were done: restore the file or, if no writer can still "
+            "repeat an earlier commit, remove it"
         ) from None
 
 

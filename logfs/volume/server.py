@@ -95,7 +95,7 @@ class _Request(BaseHTTPRequestHandler):
         try:
             size = int(self.headers.get("Content-Length") or 0)
             if not 0 <= size <= _MOST_BYTES:
-                raise InvalidName(f"the body has {size} bytes; at most {_MOST_BYTES} are accepted")
+                raise InvalidName(f"Content-Length is {size}, but must be in 0..{_MOST_BYTES}")
             asked = orjson.loads(self.rfile.read(size) or b"{}")
             verb = _VERBS.get(self.path)
             if verb is None or not isinstance(asked, dict):

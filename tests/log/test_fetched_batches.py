@@ -183,7 +183,7 @@ def test_what_is_not_that_log_is_refused(leader: Leader, tmp_path: Path) -> None
             append_fetched(follower, bytes(wrong))
         assert follower.log_end_offset == 4
         other = batch([Record(b"x", timestamp=1)] * 6)
-        with pytest.raises(Corrupt, match="but the source has a batch"):
+        with pytest.raises(Corrupt, match="within the source's batch"):
             append_fetched(follower, other)
         append_fetched(follower, data)
         assert log_bytes(follower).startswith(data)

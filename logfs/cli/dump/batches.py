@@ -57,7 +57,9 @@ class LogFile:
         length that no batch can have, and for a batch of magic 2 or more if the file ends within its header.
         """
         if not 0 <= position <= self.size_bytes:
-            raise Corrupt(f"byte {position} is outside the log of {self.size_bytes} bytes")
+            raise Corrupt(
+                f"an index entry has the position {position}, but the .log file has {self.size_bytes} bytes"
+            )
         end = self.size_bytes if end is None else min(end, self.size_bytes)
         # Not `<=`: kafka-dump-log stops if no byte follows the magic, which is the last byte of `_START`.
         while position + _START.size < end:

@@ -66,12 +66,12 @@ class Rows(NamedTuple):
 
 
 def build_rows(rows: Rows, order: Int64s, form: BatchFormat) -> Iterator[NewBatch]:
-    """Yield sealed batches of the rows whose numbers are in `order`, in that order.
+    """Yield complete batches (with header and CRC) of the rows whose numbers are in `order`, in that order.
 
     The bytes of a batch are valid until the next batch is requested. The records of a batch take at most
-    `TARGET_BYTES` before compression; a larger record is alone in its batch. `NewBatch.text` has the number of
-    records, but its sizes are 0, because they are not measured. Raises `RecordTooLarge` if a batch exceeds the limit
-    of `form`, and `InvalidRecord` for a timestamp below -1.
+    `TARGET_BYTES` before compression; a larger record is alone in its batch. The sizes of the records as text are not
+    measured: `NewBatch.text` has only their number, and 0 for the sizes. Raises `RecordTooLarge` if a batch exceeds
+    the limit of `form`, and `InvalidRecord` for a timestamp below -1.
     """
     times = rows.timestamps[order]
     if len(order) and times.min() < NO_TIMESTAMP:

@@ -47,7 +47,8 @@ GOOD = 0
 # The outcome of `put_keys` if the table has no room for one more key.
 FULL = 1
 
-# This bit of a slot's last word is set if the value of the key's newest record is null. An offset + 1 never has it.
+# The last word of a slot has the offset + 1 of the key's newest record in its lower 63 bits. The top bit, NULL_BIT,
+# is set if the value of that record is null.
 NULL_BIT = 1 << 63
 
 # Which records of a batch stay: none (DROP), all (KEEP), or the newest record of each key (SELECT; SELECT_EXPIRED

@@ -62,9 +62,9 @@ class KeyedLines:
         return bool(self._lines) and not self._unfinished
 
     def write(self, data: bytes) -> bytes:
-        """Return the envelopes, a line each, of the records that `data` completes; an unfinished record is kept.
+        """Take the next bytes of the input. Return an envelope (a line of JSON) for each record that is now complete.
 
-        Raises `RecordTooLarge` if more than 256 MiB would be kept.
+        The bytes of an unfinished record are kept. Raises `RecordTooLarge` if these are more than 256 MiB.
         """
         *lines, rest = data.split(_NEWLINE)
         if lines:

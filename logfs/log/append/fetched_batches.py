@@ -105,8 +105,9 @@ def _skip_known(partition: Partition, view: memoryview) -> int:
                 partition.begin_segment(header.base_offset, partition.now_ms())
                 break
             raise Corrupt(
-                f"{partition.name.directory}: ends at offset {end}, but the source has a batch with the offsets "
-                f"{header.base_offset} to {header.next_offset - 1}; delete this copy to mirror the topic again"
+                f"{partition.name.directory}: the copy ends at offset {end}, within the source's batch with offsets "
+                f"{header.base_offset} to {header.next_offset - 1}, so the two logs differ; delete the copy to "
+                "mirror the partition again"
             )
         position += max(header.size_bytes, HEADER_SIZE)
     return position

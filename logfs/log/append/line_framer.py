@@ -39,7 +39,9 @@ class LineFramer:
         self.carry = b""
         self.skipped: LogfsError | None = None
         self.refused_rest = b""
-        # The positions in `refused_rest` at which the next write may begin: where a refused piece began or ended.
+        # The positions in `refused_rest` at which the program's next write may begin: where the last refused write
+        # began, if the program repeats it, or where that write ended. After a write that begins elsewhere,
+        # `refused_rest` is forgotten.
         self._rest_from = {0}
         self._refusal: LogfsError | None = None
         # The size of the last write, or 0 if it was not consumed to its end: the kernel then sends no further part.

@@ -464,7 +464,7 @@ class _ExistingBatches:
                 )
 
     def cut(self, part: CommitPart) -> None:
-        """Cut off everything at and after the part's place."""
+        """Truncate the log where the batches of `part` begin: at byte `part.position` of segment `part.segment`."""
         for base, segment in reversed(self._segments.items()):
             if base > part.segment:
                 segment.discard()

@@ -146,7 +146,8 @@ def _check_header(header: Header, *, trusted: bool) -> None:
     if header.producer_id >= 0 and not (header.producer_epoch >= 0 and sequenced):
         raise InvalidRecord(
             f"producer {header.producer_id} has epoch {header.producer_epoch} and sequence "
-            f"{header.base_sequence} (-1 means none): both must be given"
+            f"{header.base_sequence} (-1 means none): the batch needs an epoch and, unless a group coordinator sends "
+            "it, a sequence"
         )
 
 

@@ -153,9 +153,9 @@ def _carry_on(segment: LiveSegment, files: Files, following: int | None) -> bool
 class _Look(NamedTuple):
     """The result of one check of a partition directory; `listing` is None if the directory was not listed.
 
-    `number` is the number of updates of the partition before the check. `identity` is the directory's inode number.
-    `mtime_ns` is the directory's mtime, None if a later change may have the same mtime. `remote` are the segments
-    that are only in the object store, before those of the listing.
+    `number` is how many times the `LivePartition` had been updated before the check. `identity` is the directory's
+    inode number. `mtime_ns` is the directory's mtime, None if a later change may have the same mtime. `remote` are
+    the segments that are only in the object store; their offsets are below those of the segments in `listing`.
     """
 
     number: int

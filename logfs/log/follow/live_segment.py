@@ -76,8 +76,8 @@ class LiveSegment(Segment):
         if before.get(names.TXN_INDEX) != files.get(names.TXN_INDEX) or not before:
             self.txn_index.follow(files.get(names.TXN_INDEX))
         if before:
-            # Since the last call, Kafka may have created an index, for its first entry, or replaced it. Keep the text
-            # index, because this process maintains its own.
+            # Since the last call, Kafka may have created an index (it does so with the first entry) or replaced it.
+            # Keep the text index: it is not an index of Kafka, and this process maintains it.
             is_growing = self.offset_index.is_growing
             offset_index, time_index, _ = self.new_indexes()
             if before.get(names.OFFSET_INDEX) != files.get(names.OFFSET_INDEX):

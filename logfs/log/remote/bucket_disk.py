@@ -195,7 +195,7 @@ class BucketDisk(ReadOnlyDisk):
         *,
         looks_again: bool = False,
     ) -> None:
-        """Read the bucket at `root`. No request is sent yet.
+        """Prepare to read the bucket at `root`. No request is sent before the first access.
 
         `cache_bytes` is the size limit of the cache of chunks. `home` is the directory part of `root`, for example
         s3://b/kafka if `root` is s3://b/kafka/prod-; None means `root`. With `looks_again`, an object counts as

@@ -38,7 +38,8 @@ logger = logging.getLogger(__name__)
 
 # How many chunks stay open. At 4 MiB each, they need no memory except the page cache.
 _MOST_OPEN = 128
-# How many chunks stay open once `read_afresh` was called: then they are kept in memory only.
+# How many chunks stay open after a call of `read_afresh`. From then on, chunks are kept in memory, and not in files
+# of the cache directory.
 _MOST_OPEN_IN_MEMORY = 16
 # How many chunks are fetched ahead of a sequential reader at most: 1 at first, then twice as many with each chunk
 # read.

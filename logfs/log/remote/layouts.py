@@ -217,7 +217,7 @@ class AivenSegment(BucketSegment):
         if found.position + found.size > stored.size:
             raise Corrupt(f"{stored.key}: has {stored.size} bytes, fewer than the manifest states")
         if self._data_key is None:
-            # The whole object is one chunk, so one request fetches all indexes.
+            # Read the whole object as one chunk, so that one request fetches all the indexes in it.
             return stored._replace(position=found.position, size=found.size)
         size = max(found.size - OVERHEAD_BYTES, 0)
         alone = ChunkIndex(max(size, 1), size, found.size, found.size)

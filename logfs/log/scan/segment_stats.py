@@ -148,7 +148,7 @@ def bucket_width_ms(partitions: Sequence[Reader]) -> int:
     first: list[int] = []
     last: list[int] = []
     for partition in partitions:
-        # If a file is missing, its segment is leaving the log, and its timestamps need not be covered.
+        # If a file is missing, its segment was deleted or replaced. The buckets need not cover its timestamps.
         with suppress(FileNotFoundError, Gone):
             header = partition.segments[0].header(0)
             if header is not None and header.base_timestamp >= 0:

@@ -251,8 +251,8 @@ def text_entries(
     Without `after`, the last new entry is for the end of the segment. Returns an empty list if the text size of the
     log between `before` and `after` differs from that in the two entries, or if there are too few batches between.
     """
-    # Offset, position and text size of each batch or damage between the two entries. None stands for a size that is
-    # derived from the other sizes.
+    # The offset, position and text size of each batch or damaged range between the two entries. None stands for a
+    # size that is derived from the other sizes.
     parts: list[tuple[int, int, TextSize | None]] = []
     missing = NO_TEXT if after is None else after.before.minus(before.before)
     end = None if after is None else after.position

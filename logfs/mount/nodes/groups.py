@@ -96,8 +96,8 @@ class GroupsFolder(DirectoryNode):
         paths = " ".join(str(log_dir.path) for log_dir in log_dirs)
         raise refuse(
             errno.EPERM,
-            f"{self.path}/{name}: cannot be removed; 'logfs groups {paths} --forget {group} {self.parent.name}' "
-            "deletes the offsets",
+            f"{self.path}/{name}: cannot be removed, because 'rm -r' must not delete committed offsets; 'logfs "
+            f"groups {paths} --forget {group} {self.parent.name}' deletes them",
         )
 
     def commits(self, group: str) -> Commits:

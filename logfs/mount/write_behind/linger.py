@@ -89,7 +89,10 @@ class Linger:
                 pass
 
     async def run(self) -> None:
-        """Make rounds until the mount stops."""
+        """Make the kernel send the written bytes, by calls of `sync`, until the mount stops.
+
+        While a file is open, `sync` is called every `linger_ms`, or less often while all open files are idle.
+        """
         while not self.is_stopping:
             while self._mountpoint is None or not self._open:
                 await self._woken.wait()
@@ -155,7 +158,10 @@ class Linger:
         self._invalidate()
 
     def _invalidate(self) -> None:
-        """Make the kernel send the pages of each open file, file by file, and wait until this mount has them."""
+        """Make the kernel drop its cached pages of each open file, one file after another.
+
+        The kernel first sends the dirty pages to this mount, and waits for the answers.
+        """
         for inode in list(self._open):
             with suppress(OSError):
                 pyfuse3.invalidate_inode(pyfuse3.InodeT(inode))

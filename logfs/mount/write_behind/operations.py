@@ -215,7 +215,10 @@ class WriteBehindOperations(Handlers[_Node]):
         node = self._inodes.node(inode)
         if fields.update_mode or fields.update_uid or fields.update_gid:
             path = f"{self.mount}{node.path}"
-            raise refuse(errno.EPERM, f"{node.path}: change the permissions of {path} instead")
+            raise refuse(
+                errno.EPERM,
+                f"{node.path}: a write-behind mount cannot change owner or permissions; change those of {path}",
+            )
         if fields.update_size and not (isinstance(node, _AppendFile) and not node.writers):
             # At a truncation, the kernel would drop pages that it has not sent yet.
             raise refuse(

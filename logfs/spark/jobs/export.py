@@ -197,8 +197,8 @@ def _check_contents(folder: Path, mode: str, *, incremental: bool, is_early: boo
     if mode != "errorifexists" or not held - {TEMPORARY}:
         return
     if is_early and TEMPORARY in held:
-        # An export that was killed may have moved only some of its files. `temporary_directory` completes it, and
-        # then the contents are checked again.
+        # Do not check yet: an export that was killed may have moved only some of its files. `temporary_directory`
+        # moves the rest, and the contents are checked again after that.
         return
     if incremental and held & {OFFSETS, CATALOG}:
         return

@@ -96,8 +96,8 @@ class ImportFormat(ABC):
     def look(self, file_range: FileRange) -> list[FileRange]:
         """Find the topics, partitions and offsets of the rows in a file range, to plan the import.
 
-        Return one or several file ranges that have the same rows, with `names` set, and with `offsets` if these are
-        known. Raises `InvalidRecord`, `NotOnHost`, `OSError`.
+        Return file ranges that together have all rows of `file_range`. In each, `names` has the topics and partitions
+        of its rows, and `offsets` is set if they are known. Raises `InvalidRecord`, `NotOnHost`, `OSError`.
         """
 
     @abstractmethod

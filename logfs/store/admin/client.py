@@ -151,7 +151,8 @@ def ask(mounted: Path, request: Request, report: Report = lambda done, total: No
         fd = os.open(mounted / ".logfs/admin", os.O_RDWR | os.O_CLOEXEC)
     except PermissionError:
         raise NotWritable(
-            f"{mounted}: only the owner of the log directories may send requests to their mount; act as that user"
+            f"{mounted}: only the owner of the log directories may send requests to their mount; run the command as "
+            "that user"
         ) from None
     except OSError as error:
         if error.errno not in NO_MOUNT:

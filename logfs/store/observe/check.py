@@ -272,7 +272,7 @@ def _check_log(
             partition.refresh()
             if segment not in partition.segments:
                 # The segment's files were being removed during the audit, so these findings are no errors.
-                raise Gone(f"{segment.path}: has left the log while it was audited")
+                raise Gone(f"{segment.path}: was deleted or replaced while it was audited")
         audited[segment] = findings, accounts
     each = [account for segment in segments for account in audited[segment][1]]
     yield from check_boundaries(each, partition.log_start_offset)
