@@ -820,6 +820,20 @@ def test_a_committed_swap_is_completed(log_dir: Path, clock: Clock) -> None:
     assert (directory / log(0)).read_bytes() == both
 
 
+def test_several_committed_swaps_are_completed(log_dir: Path, clock: Clock) -> None:
+    """All segments from the first swap to the end of the last one are replaced, and no other (kafka-storage 5.2)."""
+    filled_copy(log_dir, clock, 4)
+    directory = log_dir / NAME
+    segments = [(directory / log(base)).read_bytes() for base in (0, 10, 20)]
+    (directory / log(0, ".log.swap")).write_bytes(segments[0] + segments[1])
+    (directory / log(20, ".log.swap")).write_bytes(segments[2])
+    with Store(log_dir, clock=clock) as store:
+        orders = store[NAME]
+        assert bases(orders) == [0, 20, 30]
+        assert values(orders) == [b"value %d" % n for n in range(40)]
+    assert not list(directory.glob("*.swap"))
+
+
 def test_a_log_below_its_start_is_dropped(log_dir: Path, clock: Clock) -> None:
     """If all remaining records lie below the checkpointed log start, one empty segment remains there.
 

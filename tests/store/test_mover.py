@@ -107,6 +107,22 @@ def test_a_move_keeps_records_offsets_and_views(log_dirs: list[Path], clock: Clo
             assert store[NAME].log_start_offset == 13
 
 
+def test_the_indexes_of_sealed_segments_are_copied(log_dirs: list[Path], clock: Clock) -> None:
+    """The copy has the indexes of the original, and need not read its log to build them."""
+    with Store(log_dirs, clock=clock) as store:
+        partition = fill(store)
+        sealed = [segment.base_offset for segment in partition.segments[:-1]]
+        names = [
+            f"{base:020}{suffix}"
+            for base in sealed
+            for suffix in (".index", ".timeindex", ".textindex")
+        ]
+        before = {name: (partition.directory / name).read_bytes() for name in names}
+        store.move(NAME, log_dirs[1])
+        assert {name: (log_dirs[1] / NAME / name).read_bytes() for name in names} == before
+        assert all(before[name] for name in names if name.endswith(".textindex"))
+
+
 def test_large_files_beside_the_segments_move_too(log_dirs: list[Path], clock: Clock) -> None:
     """Staged batches and the bytes of a torn tail are moved, even if their files are as large as a segment."""
     size = 65 << 20

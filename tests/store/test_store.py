@@ -850,6 +850,10 @@ def test_reading_touches_nothing(log_dir: Path, tmp_path: Path, clock: Clock, st
             lambda: store.delete(NAME),
             lambda: store.settings.set_topic("orders", "segment.bytes", "1000"),
             lambda: store.truncate(NAME, 0),
+            lambda: store.delete_records(NAME, 1),
+            lambda: store.compact(NAME),
+            lambda: store.tier(NAME),
+            lambda: store.move(NAME, place),
         ):
             with pytest.raises(NotWritable):
                 change()
