@@ -72,7 +72,7 @@ def regular_expression(option: str, text: str) -> re.Pattern[bytes]:
         return re.compile(os.fsencode(text))
     except re.error as error:
         raise InvalidName(
-            f"{option} {text!r}: is not a Python regular expression: {error}"
+            f"{option} {text!r} is not a Python regular expression: {error}"
         ) from None
 
 

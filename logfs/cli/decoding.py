@@ -67,7 +67,7 @@ class RecordDecoder:
             raise InvalidName(f"--decode {arguments.decode}: give value, key, or key,value")
         if arguments.schemas is None:
             if arguments.decode is not None:
-                raise InvalidName("--decode: needs --schemas PLACE; give it, or leave out --decode")
+                raise InvalidName("--decode needs --schemas PLACE: give it, or leave out --decode")
             return None
         try:
             from logfs.schema.decoder import Decoder

@@ -64,7 +64,7 @@ def source_of(arguments: argparse.Namespace) -> tuple[re.Pattern[str], dict[str,
         topics = re.compile(".*" if arguments.topics is None else arguments.topics)
     except (re.error, OverflowError, RecursionError) as error:
         raise InvalidName(
-            f"--topics {arguments.topics!r}: is not a Python regular expression: {error}"
+            f"--topics {arguments.topics!r} is not a Python regular expression: {error}"
         ) from None
     return topics, read_options(arguments.command_config)
 

@@ -146,7 +146,7 @@ class OpenLog:
                 if not left:
                     raise
                 self.look_again()
-        raise AssertionError("the last try returns or raises")
+        raise AssertionError("unreachable: the last attempt returns or raises")
 
     def look_again(self, *, refresh: bool = True) -> bool:
         """Refresh the reader. Return True if the partition was deleted and created again, so that it has a new log.

@@ -112,7 +112,7 @@ class LogDirSource:
             except Gone:
                 if not left:
                     raise
-        raise AssertionError("the last try returns or raises")
+        raise AssertionError("unreachable: the last attempt returns or raises")
 
     def close(self) -> None:
         self._store.close()

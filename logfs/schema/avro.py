@@ -59,7 +59,7 @@ def compile_schema(schema: Schema) -> Callable[[bytes], bytes]:
         wrapped: Any = read(stream, parsed, None)
         value = wrapped[_FIELD]
         if stream.tell() != len(data):
-            raise ValueError(f"{len(data) - stream.tell()} bytes follow the data")
+            raise ValueError(f"{len(data) - stream.tell()} extra bytes follow the Avro value")
         text = orjson.dumps(value, default=_plain, option=orjson.OPT_PASSTHROUGH_DATETIME)
         if has_floats and b"null" in text:
             # orjson has written null for NaN and the infinities, if there were any. Write strings for them instead.

@@ -138,9 +138,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return offsets if path is None else _kept(Path(path), offsets)
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return the option that limits the size of micro-batches as Spark's `ReadLimit`.
+        """Return the limit of a micro-batch that the options set; `ReadAllAvailable` if they set none.
 
-        If several limits are given, return the first of maxOffsetsPerTrigger, maxBytesPerTrigger and
+        If the options set several limits, return the first of maxOffsetsPerTrigger, maxBytesPerTrigger and
         minOffsetsPerTrigger. `latestOffset` applies all of them nevertheless.
         """
         options = self.options

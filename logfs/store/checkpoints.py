@@ -49,7 +49,8 @@ class Checkpoints:
         starts = {
             partition.name: partition.log_start_offset
             for partition in here
-            # Always write the log start of a tiered log: it does not change when local segments are deleted.
+            # Without an entry, a log starts at its first segment. So always write the entry of a tiered log: segments
+            # below its log start may still be in the object store.
             if partition.config.remote_storage_enable
             or partition.log_start_offset != partition.local_start_offset
         }

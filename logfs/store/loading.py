@@ -108,7 +108,8 @@ def _check_log_dir(disk: Disk, path: Path) -> None:
     if disk.is_remote:
         if not any(disk.scan(path)):
             raise InvalidStore(
-                f"{path}: has no segments that a broker copied; give the bucket and prefix of the broker's settings"
+                f"{path}: has no segments that a broker copied; give the bucket and the prefix from the settings of "
+                "the broker"
             )
     else:
         try:

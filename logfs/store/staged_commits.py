@@ -117,8 +117,8 @@ class Commits:
             raise NotWritable(f"{writer}: not committed: the store is open read-only")
         if not commit_file.is_writer(writer) or not 0 <= sequence <= INT64_MAX:
             raise InvalidRecord(
-                f"writer {writer!r}, sequence {sequence}: give a writer name in UTF-8, and a sequence in "
-                f"0..{INT64_MAX}"
+                f"writer {writer!r}, sequence {sequence}: give a writer name in UTF-8 that is not empty, and a "
+                f"sequence in 0..{INT64_MAX}"
             )
         with self._lock:
             if self._unreadable is not None:
@@ -357,12 +357,12 @@ class Commits:
             # `partition` is a new one with the name of a deleted one, created after the decision: return False below.
         elif name in self._registry.homes:
             raise CommitPending(
-                f"{home.path}: a decided commit cannot be finished while {name} is offline or not loaded"
+                f"{home.path}: an unfinished commit needs {name}, which is offline or not loaded"
             )
         elif part.log_dir and part.log_dir not in [str(known.path) for known in self._known]:
             raise CommitPending(
-                f"{home.path}: a decided commit writes to {name}, but {part.log_dir} is not open: open the log "
-                "directories together to finish it"
+                f"{home.path}: an unfinished commit must still write to {name} in {part.log_dir}, which is not open; "
+                "open both log directories together to finish the commit"
             )
         logger.warning(
             "%s: the partition was deleted before a commit of staged files was finished; its records are dropped",
@@ -383,7 +383,8 @@ class Commits:
             return
         self._registry.disk.check_may_block()
         with self._lock:
-            # If the log may already have batches of the commit, the partition has failed, and this raises the error.
+            # If a failed write may have left batches of the commit in the log, it has marked the partition as failed.
+            # In this case `check_changeable` raises the partition's error, so the place is kept.
             self._registry.writable(name).check_changeable()
             self._change_parts(name, lambda part: replace(part, base_offset=NO_PLACE))
 

@@ -481,7 +481,7 @@ def test_a_partition_that_was_created_anew_during_an_unfinished_move(
     held = {path: fingerprint(path) for path in (future, stray)}
     with Store(log_dirs, clock=clock) as store:
         assert [record.value for record in store[NAME].read()] == [b"new"]
-        said = "another directory has the partition's name; move one of the two directories away"
+        said = "another directory has the partition's name; move that directory away"
         assert said in caplog.text
     assert {path: fingerprint(path) for path in (future, stray)} == held
     (one / NAME).rename(one.parent / "aside")

@@ -310,5 +310,5 @@ def _get_bytes(data: bytes | memoryview, position: int, what: str) -> tuple[byte
         return None, position
     end = position + size
     if size < 0 or end > len(data):
-        raise Corrupt(f"a {what} of {size} bytes does not fit its record")
+        raise Corrupt(f"the size {size} of a {what} does not fit its record")
     return bytes(data[position:end]), end

@@ -177,10 +177,10 @@ _COVERED = struct.Struct(">hiqqqhii")
 
 @lru_cache(maxsize=16)
 def _line_constants(timestamp_type: TimestampType, now_ms: int) -> tuple[bytes, int]:
-    """Return the parts of a batch of one line that depend only on the timestamp and its type.
+    """Return what all batches of one line with the same timestamp and timestamp type have in common.
 
-    They are the part of the header that the CRC covers, and the size of the record's JSON envelope without its value
-    and offset.
+    The first item is the part of the batch header that the CRC covers. The second item is the size in bytes of the
+    record's JSON envelope, without the topic, the partition, the offset and the value.
     """
     form = BatchFormat(timestamp_type=timestamp_type)
     none = (NO_PRODUCER_ID, NO_PRODUCER_EPOCH, NO_SEQUENCE)
@@ -203,7 +203,8 @@ def _build_many_lines(data: bytes, form: BatchFormat, now_ms: int) -> Built:
     array = np.frombuffer(data, np.uint8)
     ends = line_ends(array)
     # The kernel writes without bounds checks, so `out` must have room for all records and headers. The number of
-    # batches is limited by two facts: a batch together with the next record exceeds the limit, and no batch is empty.
+    # batches has two upper bounds, because two successive batches together exceed `form.records_limit`, and because
+    # each batch has at least one record.
     records_bytes = len(data) + len(ends) * _RECORD_OVERHEAD
     batches_at_most = min(2 + 2 * records_bytes // max(form.records_limit, 1), len(ends))
     out = np.empty(records_bytes + batches_at_most * HEADER_SIZE, np.uint8)

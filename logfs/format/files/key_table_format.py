@@ -104,7 +104,9 @@ def parse_header(data: Buffer, size_bytes: int) -> TableHeader:
         raise Corrupt("is not a key index")
     _, version, isolation, slots, used, covered, secret, *rest = _HEAD.unpack_from(view)
     if version != _VERSION:
-        raise Corrupt(f"is a key index of version {version}, but this release supports {_VERSION}")
+        raise Corrupt(
+            f"is a key index of version {version}, but this release supports {_VERSION}; delete it to have it rebuilt"
+        )
     if _CRC.unpack_from(view, _HEAD.size)[0] != crc32c(view[: _HEAD.size]):
         raise Corrupt("the CRC of the header does not match its bytes")
     if slots % BLOCK_SLOTS or not used < slots or size_bytes != file_bytes(slots):

@@ -68,5 +68,7 @@ def parse_snapshot(data: Buffer) -> list[ProducerEntry]:
     if checksum(view) != crc:
         raise Corrupt("producer snapshot: its CRC does not match its bytes")
     if len(view) != HEADER.size + count * ENTRY.size:
-        raise Corrupt(f"producer snapshot: {len(view)} bytes do not hold {count} producers")
+        raise Corrupt(
+            f"producer snapshot: its size of {len(view)} bytes does not match the {count} producers in its header"
+        )
     return [ProducerEntry(*fields) for fields in ENTRY.iter_unpack(view[HEADER.size :])]

@@ -59,10 +59,11 @@ class StoredSegment(NamedTuple):
     the size of a chunk of the .log file. The chunks are compressed if `is_compressed`, and everything but the
     manifest is encrypted if `is_encrypted`; all sizes are those before compression and encryption. `first_offset` is
     the offset of the first record that is not a control record; None if the segment has no such record. `time_offset`
-    is the last offset of the batch with the greatest timestamp; None if no record has a timestamp. `text` is the
-    number of the segment's records, and the bytes of its lines and of its envelopes. `crcs` are the CRC-32C of the
-    stored bytes: first one for each object except the .log file, in the order of the layout, 0 for a missing object;
-    then one for each chunk of the .log file.
+    is the last offset of the batch with the greatest timestamp; None if no record has a timestamp. `text` has the
+    three numbers of a `TextSize`: how many records the segment has, and how many bytes they take as lines of text and
+    as JSON envelopes (without topic and partition). `crcs` are the CRC-32C of the stored bytes: first one for each
+    object except the .log file, in the order of the layout, 0 for a missing object; then one for each chunk of the
+    .log file.
     """
 
     layout: Layout

@@ -650,7 +650,10 @@ class Partition(Log):
                 dropped = local[: len(copies)]
                 differs = [*map(_extent, copies)] != [*map(_extent, dropped)]
                 if differs or dropped[-1] is self.active:
-                    raise Corrupt(f"{self.directory}: the segments differ from their remote copies")
+                    raise Corrupt(
+                        f"{self.directory}: the remote copies do not match the oldest sealed local segments, so no "
+                        "local segment is deleted"
+                    )
                 remote = before[: len(before) - len(local)]
                 self.publish(segments=(*remote, *copies, *local[len(copies) :]))
                 try:

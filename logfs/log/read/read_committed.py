@@ -304,7 +304,11 @@ class CommittedText:
     def _add_hidden(
         self, ranges: list[HiddenRange], run: ScannedBatches, hidden: Sequence[int], end: int
     ) -> None:
-        """Add to `ranges` the text of the batches of `run` with the numbers `hidden`, up to the offset `end`."""
+        """Add to `ranges` the byte ranges of hidden batches in the text of all records.
+
+        `hidden` has the indexes of these batches in `run`. The range of a batch that goes past the offset `end` is
+        cut there.
+        """
         sizes = self._all.renderer.sizes_of(run.text_sizes())
         # Count back from the end of the last batch: the first may begin before the view, and has no position in it.
         ends = self._all.position_of(run.next_offset) - int(sizes.sum()) + np.cumsum(sizes)

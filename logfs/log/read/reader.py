@@ -414,7 +414,7 @@ class Reader:
                 return read(*arguments)
             except Gone as gone:
                 self.log.look_again(left, gone)
-        raise AssertionError("the last try returns or raises")
+        raise AssertionError("unreachable: the last attempt returns or raises")
 
     def newest(self, key: bytes) -> Record | None:
         """Return the newest record with `key`; None if there is no such record, or if its value is null.

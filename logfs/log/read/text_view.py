@@ -247,7 +247,10 @@ class TextView:
                 # Compaction has merged segments that the view has not reached into one that begins before `end`.
                 first = self.log.first_offset_from(end)
                 if first is not None and (not following or first < following[0].base_offset):
-                    raise Gone(f"{self.log.directory}: records from offset {end} on were compacted")
+                    raise Gone(
+                        f"{self.log.directory}: compaction has merged the segment at offset {end} into an earlier "
+                        "one, so this file cannot be read further; open the file again"
+                    )
             self._ahead += following
 
     def _extend(self) -> None:

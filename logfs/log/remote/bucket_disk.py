@@ -75,7 +75,10 @@ class _Listing(Generic[T]):
     """
 
     def __init__(self, disk: Disk, what: Path, look: Callable[[], T]) -> None:
-        """Cache the results of `look`, which lists the directory `what`. `disk` knows which threads must not wait."""
+        """Cache the results of `look`, which lists the directory `what`.
+
+        `look` waits for the object store, so it is called only in threads in which `disk.check_may_block` permits it.
+        """
         self._disk = disk
         self._what = what
         self._look = look
@@ -125,7 +128,7 @@ class _Listing(Generic[T]):
         self._when = time.monotonic()
         if found != before:
             self.found = found
-            # Set it to a second ago, because readers do not trust a time that is close to now (`stat_settled`).
+            # Set the time of the change to a second ago: readers do not trust an mtime close to now (`stat_settled`).
             self.changed_ns = time.time_ns() - _SECOND_NS
         return found
 

@@ -342,7 +342,9 @@ def _aws_config() -> dict[str, str]:
         try:
             parser.read(path)
         except (configparser.Error, UnicodeDecodeError):
-            raise ValueError(f"{path} is not a file of AWS profiles") from None
+            raise ValueError(
+                f"{path} is not a file of AWS profiles: its syntax or its encoding is wrong; correct the file"
+            ) from None
         section = (
             profile if profile == "default" and parser.has_section(profile) else before + profile
         )

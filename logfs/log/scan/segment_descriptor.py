@@ -160,7 +160,8 @@ class SegmentDescriptor:
         holder = state.segments_from(self.base_offset)[0]
         identity = holder.base_offset, _identity(reader.log, holder)
         if identity == (self.base_offset, self.identity):
-            # The file is the same, so the segment has left only if it was truncated. It is then shorter, and last.
+            # The file is the same, so the segment has left only if the log was truncated within it. Then the segment
+            # is the last of the log, and its file is shorter than before.
             return holder is state.segments[-1] and holder.size_bytes < self.size_bytes
         return identity != self.previous
 

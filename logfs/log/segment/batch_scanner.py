@@ -82,9 +82,11 @@ class ScannedBatches(NamedTuple):
 
     `data` are the bytes of the file from `position` on. `rows`, int64[batches, BATCH_COLUMNS], has one row of header
     values for each batch; the module `batch_rows` names the columns. The positions in `rows` count from the start of
-    `data`. A batch of an old format is a run of its own: `legacy` is the batch, and `rows` has one row. `sizes`,
-    int64[batches, 3], has the text size of each batch (a `TextSize`): the number of records, the bytes of lines, and
-    the bytes of JSON envelopes without their prefixes. `sizes` is empty until the batches are measured (`measured`).
+    `data`. A batch of an old format is a run of its own: `legacy` is the batch, and `rows` has one row.
+
+    `sizes`, int64[batches, 3], has one row for each batch, with the numbers of a `TextSize`: how many records the
+    batch has, and how many bytes they take as lines of text and as JSON envelopes (without topic and partition).
+    `sizes` is empty unless the batches were measured (`measured`).
     """
 
     position: int

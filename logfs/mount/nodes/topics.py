@@ -201,7 +201,8 @@ class TopicSettingsDirectory(_TopicAccess, TopicConfigDirectory):
 class TopicGroupsDirectory(TopicGroups, _TopicAccess):
     """The directory `groups/` of a topic, with a file for each consumer group."""
 
-    # With 0, the kernel looks up `groups` at each use, so that the files in it include new partitions at once.
+    # With 0, the kernel does not cache the name `groups`, but looks it up at each use. If partitions were created
+    # meanwhile, the lookup returns a new directory node, and the group files in it include these partitions.
     entry_timeout = 0
 
     def __init__(

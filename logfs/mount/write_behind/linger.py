@@ -75,7 +75,7 @@ class Linger:
         self._woken.set()
 
     def forget(self, inode: int) -> None:
-        """Make no more rounds for a file that was closed."""
+        """Note that a file was closed. If no file is open any more, `run` stops calling `sync`."""
         self._open.discard(inode)
         self._active.pop(inode, None)
 

@@ -58,7 +58,9 @@ class FileRange:
         except (FileNotFoundError, NotADirectoryError):
             raise NotOnHost.because(f"{self.path}: does not exist") from None
         if size < self.file_bytes:
-            raise NotOnHost.because(f"{self.path}: has {size} bytes, not {self.file_bytes}")
+            raise NotOnHost.because(
+                f"{self.path}: has {size} bytes, but should have at least {self.file_bytes}"
+            )
 
 
 def find_files(sources: Iterable[str | os.PathLike[str]]) -> list[str]:

@@ -83,7 +83,7 @@ class _PlannedLease:
             found = self._check(directory / name, inode)
             if found.st_size < size:
                 raise workers.NotOnHost.because(
-                    f"{directory / name}: has {found.st_size} bytes, not {size}"
+                    f"{directory / name}: has {found.st_size} bytes, but should have at least {size}"
                 )
 
     def _check(self, path: Path, inode: int) -> os.stat_result:

@@ -125,7 +125,7 @@ def _planned(store: Store, name: str) -> tuple[list[Finding], list[AuditSubject]
                 return None
             if not left:
                 raise
-    raise AssertionError("the last try returns or raises")
+    raise AssertionError("unreachable: the last attempt returns or raises")
 
 
 @dataclass(frozen=True)

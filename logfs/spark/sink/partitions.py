@@ -68,7 +68,7 @@ def found_here(log_dirs: Sequence[Path], planned: PlannedPartitions) -> dict[str
                 raise
         # A partition may be moving between log directories. It is then missing in both for a moment.
         time.sleep(_LOOK_SECONDS)
-    raise AssertionError("the last look returns or raises")
+    raise AssertionError("unreachable: the last attempt returns or raises")
 
 
 def _look_here(log_dirs: Sequence[Path], planned: PlannedPartitions) -> dict[str, dict[int, Path]]:

@@ -276,10 +276,11 @@ class LogDir:
         self.disk.replace_file(self.path / CLEAN_SHUTDOWN, marker)
 
     def close(self, wait_seconds: float = PATIENCE_SECONDS, *, is_idle: bool = True) -> None:
-        """Refuse all further changes, close the disk's open files, and release the lock or the `Turn` of a lease.
+        """Refuse all further changes, close the disk's open files, and release the lock of the directory.
 
-        If changes that other threads have begun do not end within `wait_seconds`, or if `is_idle` is False (another
-        thread may still write), the lock is kept until this process ends, so that no other process writes meanwhile.
+        In a `LeasedLogDir`, the lock is that of the leased partition (`Turn`). If changes that other threads have
+        begun do not end within `wait_seconds`, or if `is_idle` is False (another thread may still write), the lock is
+        kept until this process ends, so that no other process writes meanwhile.
         """
         is_idle &= self.disk.end_changes(wait_seconds)
         self.disk.release()

@@ -89,8 +89,9 @@ _MARKS = frozenset(
         settings.BROKER_FILE,
     }
 )
-# A directory that contains only these names has no data. If `.lock` is one of them, a process is opening the
-# directory as a new log directory. Beside other files `.lock` proves nothing, because other programs have such files.
+# A directory that contains only these names has no data. If it contains `.lock`, a process is opening it as a new log
+# directory. In a directory with other files, `.lock` does not show that it is a log directory, because other programs
+# have files of this name, too.
 _NOTHING = frozenset({"lost+found", lock.FILE_NAME})
 # Files that only partitions have, besides segment files.
 _PARTITION_MARKS = frozenset({names.PARTITION_METADATA, names.LEADER_EPOCHS})

@@ -108,7 +108,7 @@ class Compactor(Maintenance):
     def __init__(self, context: MaintenanceContext) -> None:
         super().__init__(context)
         self.running = make_lock(Level.COMPACTION)
-        # When logs to compact were last searched for, and the wait until the next search.
+        # The time of the last search for logs to compact, and the wait until the next search.
         self.timer = Timer(context.registry.opened_ms, 0)
         # Totals since the store was opened; the last result by partition; whether the last `run_due` failed.
         self.rounds = 0

@@ -112,8 +112,8 @@ def _finish_or_undo(
     """
     if is_there and has_original_left:
         raise InvalidStore(
-            f"{path}: is a partition's copy in its new log directory, but another directory has the partition's "
-            "name; move one of the two directories away"
+            f"{path}: the move that made this copy cannot be finished, because another directory has the partition's "
+            "name; move that directory away to use the copy, or move the copy away to use that directory"
         )
     if is_there:
         if not registry.read_only:

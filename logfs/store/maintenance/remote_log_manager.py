@@ -180,7 +180,8 @@ class RemoteLogManager(Maintenance):
             raise partition.failure
         if not partition.config.copies_segments:
             raise InvalidSetting(
-                f"{partition.name.directory}: not copied: remote.storage.enable or remote.log.copy.disable forbids it"
+                f"{partition.name.directory}: not copied: copying needs remote.storage.enable=true and "
+                "remote.log.copy.disable=false"
             )
 
     def _copy_segment(

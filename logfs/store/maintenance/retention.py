@@ -52,7 +52,8 @@ class RetentionCause(Enum):
     LOCAL_TIME = "local.retention.ms"
 
 
-# The causes (size, age) to report for a segment beyond the limits of a whole log, and those of the local segments.
+# The causes (size, age) to report: `_TOTAL` for a segment beyond the limits of the whole log, `_LOCAL` for a segment
+# beyond the limits of the local segments.
 _TOTAL = RetentionCause.SIZE, RetentionCause.TIME
 _LOCAL = RetentionCause.LOCAL_SIZE, RetentionCause.LOCAL_TIME
 

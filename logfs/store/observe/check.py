@@ -157,7 +157,7 @@ def _check_partition(store: Store, partition: Log, report: Progress) -> list[Fin
             # A file that cannot be opened ends the audit of this partition; the others are still audited.
             findings.append(error(partition.directory, f"cannot be audited any further: {why}"))
         return findings
-    raise AssertionError("the last try returns")
+    raise AssertionError("unreachable: the last attempt always returns its findings")
 
 
 def check_log_dir_files(store: Store) -> Iterator[Finding]:

@@ -67,8 +67,8 @@ class BucketOwner:
                     return
             self.is_claimed = False
         raise RemoteStorageError(
-            f"{self._disk().root}: the object {FILE_NAME} exists, but cannot be read, so the owner of the bucket is "
-            "unknown; give these credentials the permission to read it"
+            f"{self._disk().root}: the object {FILE_NAME}, which names the store that owns the bucket, exists but "
+            "cannot be read; give the credentials that logfs uses the permission to read it"
         )
 
     def take_over(self) -> None:
