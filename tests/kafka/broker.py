@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import functools
 import os
 import signal
 import socket
@@ -45,6 +44,9 @@ DEFAULTS = {
     "log.cleaner.backoff.ms": 200,
     # The records of the tests are from 2023. They must not be deleted unless a test asks for it.
     "log.retention.ms": -1,
+    # The work in the background begins at once, rather than after 30 s. The log start offsets are soon in their file.
+    "log.initial.task.delay.ms": 0,
+    "log.flush.start.offset.checkpoint.interval.ms": 100,
     # A killed broker can register again only after its session has expired.
     "broker.session.timeout.ms": 2000,
     "broker.heartbeat.interval.ms": 200,
@@ -221,7 +223,6 @@ class Broker:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-@functools.cache
 def _archive_options(kafka: Distribution) -> tuple[str, ...]:
     """Return options with which a JVM with a broker's class path starts fast."""
 

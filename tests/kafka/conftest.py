@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.kafka import topics
 from tests.kafka.broker import Broker
 from tests.kafka.client import Client
 from tests.kafka.distribution import Distribution, distribution
@@ -52,7 +53,28 @@ def make_broker(
         broker.close()
 
 
+@pytest.fixture(scope="session")
+def stopped_source(
+    kafka: Distribution, helper: Helper, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Broker]:
+    """The only broker of a worker with topics of every kind. It is stopped."""
+    with Broker(kafka, tmp_path_factory.mktemp("source")) as broker:
+        client = Client(helper, broker.start().servers)
+        topics.create(client)
+        for turn in range(2):
+            topics.append(client, broker.log_dir, turn)
+        broker.stop()
+        yield broker
+
+
 @pytest.fixture(scope="module")
+def source(stopped_source: Broker) -> Iterator[Broker]:
+    """That broker. It runs, and tests of a module may add topics of other names."""
+    yield stopped_source.start()
+    stopped_source.stop()
+
+
+@pytest.fixture(scope="session")
 def connect(helper: Helper) -> Callable[[Broker], Client]:
     """Return a function that returns Kafka's clients for a broker."""
     return lambda broker: Client(helper, broker.servers)

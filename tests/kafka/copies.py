@@ -15,25 +15,6 @@ if TYPE_CHECKING:
     from logfs import Record
 
 
-# `logfs` with a push that waits 0.2 s instead of 2 s, twice, until no earlier request can be on its way any more, and
-# with a mirror that gives up after errors of 3 s instead of 30 s.
-_IMPATIENT = """
-import sys
-from logfs import cli
-from logfs.mirror import mirror
-from logfs.push import sender
-sender._QUIET_SECONDS, sender._PAUSE_SECONDS = 0.2, 0.05
-mirror._GIVE_UP_SECONDS = 3.0
-sys.exit(cli.main())
-"""
-
-
-def impatient(command: str, servers: str, *words: object) -> list[str]:
-    """Return the command `logfs push` or `logfs mirror`, for a cluster that has no trouble that could pass."""
-    server = "--to" if command == "push" else "--from"
-    return [sys.executable, "-c", _IMPATIENT, command, server, servers, *map(str, words)]
-
-
 class MirrorCommand:
     """`logfs mirror` in a process of its own."""
 

@@ -87,11 +87,7 @@ def written(
 ) -> Written:
     """The directories of a broker that has written all topics, was stopped, has written more, and still runs."""
     base = tmp_path_factory.mktemp("copies")
-    broker = make_broker(
-        log_index_size_max_bytes=1 << 16,
-        log_initial_task_delay_ms=0,
-        log_flush_start_offset_checkpoint_interval_ms=100,
-    )
+    broker = make_broker(log_index_size_max_bytes=1 << 16)
     client = connect(broker)
     written = Written()
     topics.create(client)

@@ -19,10 +19,11 @@ from logfs.format.base.names import TopicPartition
 from tests.kafka.topics import offsets
 from tests.support.command_line import call, fails, ok
 from tests.support.processes import wait_for
+from tests.support.requirements import DEEP
 from tests.support.stores import fingerprint, locks_below
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from tests.kafka.broker import Broker
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from tests.support.mounts import Mount
 
 # The duration of the load in seconds. The promise is about a minute.
-SECONDS = float(os.environ.get("LOGFS_LIVE_SECONDS", "8"))
+SECONDS = float(os.environ.get("LOGFS_LIVE_SECONDS", "8" if DEEP else "3"))
 # The least number of reads during the load, also on a slow machine.
 READS = 100
 PAUSE = 0.03
@@ -147,18 +148,15 @@ def has_worked(broker: Broker, mount: Mount) -> bool:
     return bool(status["log_start_offset"]) and all(compacted)
 
 
-@pytest.fixture
-def busy(
-    make_broker: Callable[..., Broker], connect: Callable[[Broker], Client]
-) -> Iterator[Broker]:
+@pytest.fixture(scope="module")
+def busy(make_broker: Callable[..., Broker], connect: Callable[[Broker], Client]) -> Broker:
     """A broker with the topics of `TOPICS`, and with frequent background work."""
     broker = make_broker(**RESTLESS)
     client = connect(broker)
     for name, configs in TOPICS.items():
         client.create_topic(name, **configs)
     client.produce("quiet", [Record(b"%0199d" % 0)])
-    yield broker
-    broker.close()
+    return broker
 
 
 def test_a_mount_on_a_busy_broker(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,10 +10,11 @@ import pytest
 
 from logfs import Record
 from logfs.store.store import Store
+from tests.kafka import impatient
 from tests.kafka.broker import Broker
-from tests.kafka.copies import impatient
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable, Iterator
 
     from tests.kafka.client import Client
@@ -107,12 +107,7 @@ def run(broker: Broker, tmp_path: Path) -> Callable[..., subprocess.CompletedPro
             f"sasl.plain.username={command}\nsasl.plain.password={command}\n"
         )
         servers = broker.settings["advertised.listeners"].rpartition("//")[2]
-        return subprocess.run(
-            impatient(command, servers, "--command-config", options, *words),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        return impatient.run(command, servers, "--command-config", options, *words)
 
     return run
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,10 +10,11 @@ import pytest
 from logfs import Record
 from logfs.format.base.murmur2 import partition_of
 from logfs.store.store import Store
-from tests.kafka import topics
-from tests.kafka.copies import contents, impatient, without_epochs
+from tests.kafka import impatient, topics
+from tests.kafka.copies import contents, without_epochs
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable
     from pathlib import Path
 
@@ -59,22 +59,12 @@ EXACT = [
 
 
 @pytest.fixture(scope="module")
-def broker(make_broker: Callable[..., Broker]) -> Broker:
-    return make_broker(
-        log_initial_task_delay_ms=0, log_flush_start_offset_checkpoint_interval_ms=100
-    )
-
-
-@pytest.fixture(scope="module")
-def copy(broker: Broker, client: Client, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def copy(source: Broker, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A log directory with topics of every kind, and groups."""
     from logfs.mirror.mirror import Mirror
 
-    topics.create(client)
-    for turn in range(2):
-        topics.append(client, broker.log_dir, turn)
     log_dir = tmp_path_factory.mktemp("copy")
-    with Store(log_dir) as store, Mirror(store, broker.servers, re.compile(".*"), {}) as mirror:
+    with Store(log_dir) as store, Mirror(store, source.servers, re.compile(".*"), {}) as mirror:
         mirror.run_once(lambda progress: None)
         store.create("untouched-0").append([b"could go"])
     return log_dir
@@ -136,8 +126,7 @@ def test_what_brokers_would_change_is_refused(
 
 def run_push(log_dir: Path, broker: Broker, *words: object) -> subprocess.CompletedProcess[str]:
     """Run `logfs push`."""
-    command = impatient("push", broker.servers, *words, log_dir)
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return impatient.run("push", broker.servers, *words, log_dir)
 
 
 TRANSLATED = [

@@ -1,7 +1,8 @@
 """A mirror and a push while processes are killed, leaders change, partitions move, elections lose records, and the
 network breaks.
 
-A campaign has more turns, and three brokers in place of one: LOGFS_TROUBLE_TURNS=100 LOGFS_TROUBLE_BROKERS=3.
+The suite has one turn, a deep campaign two. A long one has more, and three brokers in place of one:
+LOGFS_TROUBLE_TURNS=100 LOGFS_TROUBLE_BROKERS=3.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from tests.kafka.client import Client
 from tests.kafka.cluster import BrokerCluster
 from tests.kafka.copies import MirrorCommand, contents, log_bytes, values, without_epochs
 from tests.support.processes import wait_for
+from tests.support.requirements import DEEP
 from tests.support.stores import assert_clean
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from tests.kafka.distribution import Distribution
     from tests.kafka.helper import Helper
 
-TURNS = int(os.environ.get("LOGFS_TROUBLE_TURNS", "2"))
+TURNS = int(os.environ.get("LOGFS_TROUBLE_TURNS", "2" if DEEP else "1"))
 BROKERS = int(os.environ.get("LOGFS_TROUBLE_BROKERS", "1"))
 PARTITIONS = 3
 SMALL = {"internal_segment_bytes": 200_000}
@@ -45,8 +47,6 @@ def cluster(kafka: Distribution, tmp_path: Path) -> Iterator[BrokerCluster]:
         "leader_imbalance_per_broker_percentage": 0,
         "replica_lag_time_max_ms": 3000,
         "controlled_shutdown_enable": "false",
-        "log_flush_start_offset_checkpoint_interval_ms": 100,
-        "log_initial_task_delay_ms": 100,
     }
     with BrokerCluster(kafka, tmp_path / "cluster", BROKERS, **settings) as found:
         yield found.start()

@@ -16,7 +16,6 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyspark
 from pyspark import SparkConf, SparkContext
 
 import logfs.cli
@@ -49,8 +48,10 @@ def start_master(settings: dict[str, str]) -> str:
 
 def start_worker(address: str, scratch: Path, mounts: list[list[str]]) -> subprocess.Popen[bytes]:
     """Start a worker after some mount commands, which take effect for the worker's processes only."""
-    home = Path(pyspark.__file__).parent
-    java = ["java", "-cp", f"{home}/jars/*", "-Xmx256m", "-XX:TieredStopAtLevel=1"]
+    # The class path that archives of classes are for.
+    home = os.environ["SPARK_HOME"]
+    options = os.environ["SPARK_SUBMIT_OPTS"].split()
+    java = ["java", *options, "-cp", f"{home}/conf/:{home}/jars/*", "-Xmx256m"]
     worker = ["org.apache.spark.deploy.worker.Worker", "-h", HOST, "-p", "0", "--webui-port", "0"]
     command = [*java, *worker, "-c", "1", "-m", "700M", "-d", str(scratch), address]
     script = " && ".join(map(shlex.join, mounts)) + " && exec " + shlex.join(command)
@@ -58,7 +59,7 @@ def start_worker(address: str, scratch: Path, mounts: list[list[str]]) -> subpro
         [*unshare(), "sh", "-c", script],
         stdout=sys.stderr,
         # Without the version Spark looks for the folders of its own build.
-        env={**os.environ, "SPARK_HOME": str(home), "SPARK_SCALA_VERSION": "2.13"},
+        env={**os.environ, "SPARK_SCALA_VERSION": "2.13"},
     )
 
 

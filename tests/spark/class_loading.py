@@ -12,12 +12,12 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pyspark
 from pyspark import SparkContext
 
 import logfs.spark
 from logfs.spark import jobs
 from logfs.store.store import Store
+from tests.spark.home import spark_home
 from tests.spark.program import ROOT
 from tests.spark.streaming import streamed
 from tests.support import class_archive
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 def archive_options(options: Sequence[str]) -> list[str]:
     """Return options of a JVM with Spark's class path, which has `options`, too: it starts faster with them."""
-    home = Path(pyspark.__file__).parent
+    home = spark_home()
 
     def train(option: str) -> None:
         subprocess.run(
@@ -36,6 +36,7 @@ def archive_options(options: Sequence[str]) -> list[str]:
             cwd=ROOT,
             env={
                 **os.environ,
+                "SPARK_HOME": str(home),
                 "PYSPARK_PYTHON": sys.executable,
                 "SPARK_LOCAL_IP": "127.0.0.1",
                 "SPARK_SUBMIT_OPTS": " ".join([*options, option]),

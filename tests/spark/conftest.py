@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import os
 import shutil
@@ -11,8 +10,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 # The broker that `format("kafka")` reads from, the clients that write to it, and Kafka's tools.
-from tests.kafka.conftest import connect, helper, kafka, make_broker, tools  # noqa: F401
+from tests.kafka.conftest import (  # noqa: F401
+    connect,
+    helper,
+    kafka,
+    make_broker,
+    source,
+    stopped_source,
+    tools,
+)
 from tests.spark.connector import connector
+from tests.spark.home import spark_home
 from tests.support.requirements import need
 
 if TYPE_CHECKING:
@@ -39,16 +47,16 @@ def spark_settings() -> dict[str, str]:
 
 
 def need_spark() -> None:
-    """Require Java and the packages that a session needs, and make the JVMs of all sessions start fast."""
+    """Require Java and the packages that a session needs, and make the processes of all sessions start fast."""
     need(shutil.which("java"), "java is not installed")
     for package in ("pyspark", "pyarrow"):
         need(importlib.util.find_spec(package), f"{package} is not installed")
-    # The sessions of programs that tests start have these options, too.
+    # The sessions of programs that tests start have this home and these options, too.
+    os.environ["SPARK_HOME"] = str(spark_home())
     os.environ["SPARK_SUBMIT_OPTS"] = jvm_options()
     os.environ["SPARK_LAUNCHER_OPTS"] = " ".join(JVM)
 
 
-@functools.cache
 def jvm_options() -> str:
     """Return the options of Spark's JVMs."""
     from tests.spark.class_loading import archive_options

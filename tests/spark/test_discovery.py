@@ -76,11 +76,15 @@ def test_the_wheel_has_every_module_once(target: Path) -> None:
 
 
 def test_spark_finds_the_installed_format(target: Path, tmp_path: Path) -> None:
-    """A separate process finds the format without an import of logfs, with filter push-down enabled or not."""
+    """A separate process finds the format without an import of logfs, with filter push-down enabled or not.
+
+    Its Spark is the package pyspark as it stands.
+    """
     need(shutil.which("java"), "java is not installed")
     with Store(tmp_path / "logs") as store:
         store.create("orders-0").append([b"one", b"two", b"three"])
-    environment = {**os.environ, "PYTHONPATH": str(target), "PYSPARK_PYTHON": sys.executable}
+    own = {name: value for name, value in os.environ.items() if not name.startswith("SPARK_")}
+    environment = {**own, "PYTHONPATH": str(target), "PYSPARK_PYTHON": sys.executable}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(target), str(tmp_path / "logs")],
         env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False,

@@ -56,25 +56,17 @@ class Sources(NamedTuple):
 
 @pytest.fixture(scope="module")
 def sources(
-    kafka_source: SparkSession,
-    make_broker: Callable[..., Broker],
-    connect: Callable[[Broker], Client],
+    kafka_source: SparkSession, source: Broker, connect: Callable[[Broker], Client]
 ) -> Sources:
     """All topics of `tests.kafka.topics`, and `orders` with three partitions, as Kafka's clients wrote them."""
-    # The broker writes the checkpoint of log start offsets at once, rather than after a minute.
-    broker = make_broker(
-        log_initial_task_delay_ms=0, log_flush_start_offset_checkpoint_interval_ms=100
-    )
-    client = connect(broker)
-    topics.create(client)
-    topics.append(client, broker.log_dir, 1)
+    client = connect(source)
     client.create_topic("orders", PARTITIONS)
     for partition, count in enumerate(COUNTS):
         records = [Record(b"%d" % n, timestamp=T + n * 1000) for n in range(count)]
         client.produce(
             "orders", *(records[n : n + 10] for n in range(0, count, 10)), partition=partition
         )
-    return Sources(kafka_source, broker)
+    return Sources(kafka_source, source)
 
 
 def rows(frame: DataFrame) -> list[tuple[object, ...]]:

@@ -25,7 +25,7 @@ from logfs.store.store import Store
 from tests.spark.conftest import need_spark, spark_settings
 from tests.spark.program import Program
 from tests.support.examples import seed_of
-from tests.support.requirements import need_fuse
+from tests.support.requirements import DEEP, need_fuse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from tests.support.mounts import Mount
 
 KILLS = int(os.environ.get("LOGFS_SPARK_KILLS", "1"))
-LIMIT = 1200
+# The most records of a batch, and about the most that the query has not copied.
+LIMIT, BACKLOG = (1200, 7200) if DEEP else (600, 2400)
 PARTITIONS = ("events-0", "events-1", "states-0")
 KEYS = 40
 
@@ -144,7 +145,7 @@ class Pipeline:
                 self.expected["states-0"].append((key, value, ()))
                 number += 6
                 written = len(self.expected["events-0"]) + len(self.expected["events-1"])
-                while not self.over.wait(0.006) and written > self.taken + 6 * LIMIT:
+                while not self.over.wait(0.006) and written > self.taken + BACKLOG:
                     # The backlog of a slow or dead query must not grow without bound.
                     pass
 

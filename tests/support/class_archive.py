@@ -24,21 +24,25 @@ def options(class_path: str, train: Callable[[str], object]) -> list[str]:
     """Return the options of a JVM that takes its classes from the archive for a class path, which is made if needed.
 
     `train` runs a JVM with the option that it gets, lets it load what others will need, and waits for its end. There
-    are no options if that brings no archive: then a JVM starts as slowly as without one.
+    are no options if that brings no archive, or while another process makes it, which may take a minute: then a JVM
+    starts as slowly as without one.
     """
     known = f"{_version()}\0{class_path}\0" + "".join(map(_stamp, class_path.split(os.pathsep)))
     archive = CACHE / f"{hashlib.sha256(known.encode()).hexdigest()[:16]}.jsa"
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with (CACHE / "lock").open("w") as lock:
-        # One process at a time makes archives, and the others then find them.
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not archive.exists():
-            new = archive.with_suffix(".new")
-            new.unlink(missing_ok=True)
-            train(f"-XX:ArchiveClassesAtExit={new}")
-            # An empty archive is ignored by the JVM, and keeps the next process from trying again in vain.
-            new.touch()
-            new.rename(archive)
+    if not archive.exists():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        with archive.with_suffix(".lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return []
+            if not archive.exists():
+                new = archive.with_suffix(".new")
+                new.unlink(missing_ok=True)
+                train(f"-XX:ArchiveClassesAtExit={new}")
+                # An empty archive is ignored by the JVM, and keeps the next process from trying again in vain.
+                new.touch()
+                new.rename(archive)
     if not archive.stat().st_size:
         return []
     # If the archive does not fit after all, the JVM goes on without it, and says nothing.
