@@ -18,7 +18,9 @@ from logfs.cli.watch import parse_metrics
 from logfs.store.directory import mount_table
 from logfs.store.observe.metrics import Family, Sample, render
 from logfs.store.store import Store
-from tests.support.processes import run, wait_for
+from tests.support import command_line
+from tests.support.command_line import ok
+from tests.support.processes import wait_for
 from tests.support.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -32,9 +34,9 @@ LOGFS = (sys.executable, "-m", "logfs")
 
 def call(*words: object) -> subprocess.CompletedProcess[str]:
     """Run a command of logfs."""
-    return subprocess.run(
-        [*LOGFS, *map(str, words)], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = command_line.call(*map(str, words))
+    printed = done.stdout.decode(), done.stderr.decode()
+    return subprocess.CompletedProcess(done.args, done.returncode, *printed)
 
 
 def columns(text: str) -> dict[str, dict[str, str]]:
@@ -278,12 +280,12 @@ def test_status_shows_the_last_and_the_next_upkeep(mount: Mount) -> None:
     assert status["last_retention"]["segments"] == 1
     assert status["last_retention"]["log_start_offset"] == 50
     assert status["next_due_ms"]["retention"] > status["last_retention"]["when_ms"] - 60_000
-    text = run(*LOGFS, "status", mount.path)
+    text = ok("status", mount.path)
     assert re.search(r"compaction  keys-0: \d+ bytes became \d+ \d+ s ago, in \d+\.\d s", text)
     assert re.search(r"retention   keys-0: 1 segments, \d+ bytes dropped \d+ s ago", text)
     assert re.search(r"upkeep      checkpoint in \d+ s|upkeep      producers in \d+ s", text)
     (mount.path / ".logfs/ctl").write_text("pause")
-    assert "upkeep      paused" in run(*LOGFS, "status", mount.path)
+    assert "upkeep      paused" in ok("status", mount.path)
     assert orjson.loads((keys / "status.json").read_bytes())["next_due_ms"] == {}
 
 
@@ -302,7 +304,7 @@ def test_status_shows_the_progress_of_a_compaction(mount: Mount) -> None:
     (work,) = orjson.loads((own / "status.json").read_bytes())["background"]
     assert (work["what"], work["name"]) == ("compacting", "keys-0")
     assert work["total_bytes"] > 0
-    assert "doing       compacting keys-0" in run(*LOGFS, "status", mount.path)
+    assert "doing       compacting keys-0" in ok("status", mount.path)
     assert "compacting keys-0" in (keys / "ctl").read_text()
     assert (
         "compacting"

@@ -13,6 +13,7 @@ import pytest
 from logfs.errors import InvalidStore
 from logfs.mount.session import MountOptions, check_paths
 from logfs.store.directory import mount_table
+from tests.support.command_line import call
 from tests.support.mounts import Mount, is_mounted
 from tests.support.processes import run, wait_for
 from tests.support.requirements import need_command, need_root
@@ -29,9 +30,9 @@ pytestmark = pytest.mark.usefixtures("mounts_alone")
 
 def umount(path: Path) -> subprocess.CompletedProcess[str]:
     """Run `logfs umount`."""
-    return subprocess.run(
-        [*LOGFS, "umount", path], capture_output=True, text=True, check=False, timeout=100
-    )
+    done = call("umount", path)
+    printed = done.stdout.decode(), done.stderr.decode()
+    return subprocess.CompletedProcess(done.args, done.returncode, *printed)
 
 
 def is_closed(mount: Mount) -> bool:

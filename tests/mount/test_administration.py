@@ -22,6 +22,8 @@ import logfs
 from logfs.store.admin.client import ask
 from logfs.store.admin.requests import Create, Delete
 from logfs.store.directory.mount_table import logfs_mounts, mounts
+from tests.support import command_line
+from tests.support.command_line import ok
 from tests.support.mounts import Mount, refuses
 from tests.support.processes import Threads, run, wait_for
 from tests.support.requirements import need, need_command, need_fuse, need_root
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
     MakeMount = Callable[..., Mount]
 
 NOBODY = 65534
-LOGFS = (sys.executable, "-m", "logfs")
 ROOT = Path(logfs.__file__).parents[1]
 
 _numbers = count()
@@ -101,14 +102,9 @@ def empty(topic: Path) -> None:
 
 def call(*words: str | Path) -> subprocess.CompletedProcess[str]:
     """Run a command of `logfs` that may fail."""
-    return subprocess.run(
-        [*LOGFS, *map(str, words)],
-        capture_output=True,
-        text=True,
-        errors="surrogateescape",
-        check=False,
-        timeout=60,
-    )
+    done = command_line.call(*words)
+    printed = (os.fsdecode(each) for each in (done.stdout, done.stderr))
+    return subprocess.CompletedProcess(done.args, done.returncode, *printed)
 
 
 def texts_in(value: object) -> set[str]:
@@ -989,13 +985,13 @@ def test_mount_helper(tmp_path: Path) -> None:
         status = orjson.loads((mnt / ".logfs/status.json").read_bytes())
         assert status["log_dirs"] == logs.split(",")
     finally:
-        run(*LOGFS, "umount", mnt)
+        ok("umount", mnt)
     run(helper, logs, mnt, "-o", "ro")
     try:
         with refuses(errno.EROFS):
             (mnt / "orders-1").mkdir()
     finally:
-        run(*LOGFS, "umount", mnt)
+        ok("umount", mnt)
 
 
 # Read-only.

@@ -68,7 +68,7 @@ def change(store: Store, round: int) -> None:
         log.flush()
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("isolation", ["read_uncommitted", "read_committed"])
 @pytest.mark.parametrize("mode", ["ro", "rw"])
 def test_every_request_is_answered(tmp_path: Path, mode: str, isolation: str) -> None:

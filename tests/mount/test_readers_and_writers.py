@@ -26,14 +26,14 @@ from logfs.store.store import Store
 from tests.support.batches import Batches
 from tests.support.mounts import Mount
 from tests.support.processes import Threads, wait_for
-from tests.support.requirements import need_command, need_fuse
+from tests.support.requirements import DEEP, need_command, need_fuse
 from tests.support.stores import assert_clean
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 THREADS = 4
-ROUNDS = int(os.environ.get("LOGFS_CROWD_ROUNDS", "12"))
+ROUNDS = int(os.environ.get("LOGFS_CROWD_ROUNDS", "12" if DEEP else "6"))
 NAME = "orders-0"
 
 

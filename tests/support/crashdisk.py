@@ -1026,10 +1026,8 @@ def crash_states(
 
 
 def sample(states: list[State], count: int, seed: int = 1) -> list[State]:
-    """Return `count` of the states, spread over all steps, or all states if there are no more."""
-    if len(states) <= count:
-        return states
-    return random.Random(seed).sample(states, count)
+    """Return `count` of the states, or all if there are no more, in an order that mixes all steps."""
+    return random.Random(seed).sample(states, min(count, len(states)))
 
 
 # Checking an image against the promises.

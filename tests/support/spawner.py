@@ -23,6 +23,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -294,7 +295,14 @@ def _serve() -> int:
             if not pid:
                 os.close(waking)
                 os.close(wake)
-                return _child(request)
+                try:
+                    code = _child(request)
+                except SystemExit as ended:
+                    if not isinstance(ended.code, int):
+                        raise
+                    code = ended.code
+                _end_early(code)
+                return code
             numbers[pid] = request["id"]
             _answer(id=request["id"], pid=pid)
 
@@ -342,6 +350,19 @@ def _child(request: dict[str, Any]) -> int:
     module, _, name = request["call"].partition(":")
     getattr(importlib.import_module(module), name)(*request["arguments"])
     return 0
+
+
+def _end_early(code: int) -> None:
+    """End as Python ends a program, but free no object: that would copy most of the memory shared with the server.
+
+    Return if what was printed cannot be written, so that Python itself reports that.
+    """
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    with suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def _end_with_server() -> None:

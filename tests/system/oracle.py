@@ -13,6 +13,7 @@ from logfs.format.text.rendering import View
 from logfs.log.read.text_view import TextView
 from logfs.store.observe.check import Severity, check
 from logfs.store.store import Store
+from tests.support.requirements import DEEP
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
     from logfs.log.append.partition import Partition
     from tests.system.scenes import Content, Ledger
 
-# Logs of killed commands are shorter, so each of their records is looked up; of the logs of mounts, a sample.
-_MOST_LOOKUPS = 600
+# Logs of killed commands are shorter, so a campaign looks up each of their records; of the logs of mounts, a sample.
+_MOST_LOOKUPS = 600 if DEEP else 60
 
 
 class Wrong(AssertionError):

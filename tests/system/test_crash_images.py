@@ -26,7 +26,7 @@ from logfs.store.staged_commits import Commits
 from logfs.store.store import Store
 from tests.support import crashdisk
 from tests.support.crashdisk import RecordingDisk, State, Workload
-from tests.support.examples import seed_of
+from tests.support.examples import drawn, seed_of
 from tests.support.requirements import DEEP
 
 if TYPE_CHECKING:
@@ -213,8 +213,9 @@ def retaining(work: Workload) -> None:
 
 def retaining_once(work: Workload) -> None:
     work.create("a-0")
-    for number in range(12):
-        work.append("a-0", line(number), line(number + 1))
+    # One segment for each record: the more are dropped, the more of the states lack one in their middle.
+    for _ in range(8):
+        work.append("a-0", b"x" * 300)
     work.flush("a-0")
     work.since = len(work.disk.ops)
     work.retain("a-0", 300)
@@ -397,7 +398,7 @@ def states_of(workload: Callable[[Workload], None]) -> list[State]:
             disk.close()
 
 
-def campaign(states: list[State]) -> Counter[str]:
+def campaign(states: Iterable[State]) -> Counter[str]:
     """Check each state against the promises, and return what was seen, counted."""
     total: Counter[str] = Counter()
     for state in states:
@@ -424,11 +425,11 @@ def test_a_power_cut_at_any_step_keeps_what_was_flushed(
 
 @cache
 def first_states(count: int) -> list[State]:
-    """Return some crash states of each workload, for a second crash to start from."""
+    """Return some crash states of each of six workloads, for a second crash to start from; in a campaign, of all."""
     return [
         state
-        for name, workload in WORKLOADS.items()
-        for state in crashdisk.sample(states_of(workload), count, SEED)
+        for name in drawn(WORKLOADS, 6)
+        for state in crashdisk.sample(states_of(WORKLOADS[name]), count, SEED)
     ]
 
 
@@ -765,11 +766,11 @@ def test_the_enumerator_catches_a_broken_engine(
 
 def test_a_second_power_cut_catches_a_broken_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second crash shows a fault that one crash alone does not show."""
-    states = crashdisk.sample(states_of(rolling), 12, seed=4)
+    states = crashdisk.sample(states_of(rolling), 12, seed=37)
     _rebuilt_without_fsync(monkeypatch)
     action = crashdisk.AFTER_A_CRASH["clean close"]
-    second = [
+    second = (
         s for state in states for s in crashdisk.sample(crashdisk.second_states(state, action), 60)
-    ]
+    )
     with pytest.raises((AssertionError, ValueError)):
         campaign(second)

@@ -27,7 +27,7 @@ from logfs.store.store import Store
 from tests.support.crashdisk import fast_directory
 from tests.support.examples import seed_of
 from tests.support.processes import wait_for
-from tests.support.requirements import need_fuse
+from tests.support.requirements import DEEP, need_fuse
 from tests.system.everything import (
     COMPACTED,
     GROUP,
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 
     from tests.support.spawner import Spawner
 
-STEPS = int(os.environ.get("LOGFS_EVERYTHING_MOUNTED_STEPS", "40"))
+STEPS = int(os.environ.get("LOGFS_EVERYTHING_MOUNTED_STEPS", "40" if DEEP else "20"))
 SEED = seed_of("LOGFS_EVERYTHING_SEED")
 RUNS = int(os.environ.get("LOGFS_EVERYTHING_MOUNTED_RUNS", "1"))
 

@@ -16,9 +16,10 @@ from logfs.store.observe.check import Severity, check
 from logfs.store.store import Store
 from tests.support.command_line import call
 from tests.support.examples import seed_of
+from tests.support.requirements import DEEP
 from tests.system.hostile import campaign
 
-MUTATIONS = int(os.environ.get("LOGFS_MUTATIONS", "300"))
+MUTATIONS = int(os.environ.get("LOGFS_MUTATIONS", "300" if DEEP else "120"))
 SEED = seed_of("LOGFS_MUTATION_SEED")
 JOBS = int(os.environ.get("LOGFS_MUTATION_JOBS", "1"))
 

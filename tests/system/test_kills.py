@@ -25,7 +25,7 @@ from logfs.store.store import Store, now_ms
 from logfs.store.tiering.bucket_owner import FILE_NAME
 from tests.support.examples import seed_of
 from tests.support.processes import wait_for
-from tests.support.requirements import need_fuse
+from tests.support.requirements import DEEP, need_fuse
 from tests.system import oracle
 from tests.system.commands import CHANGING, COMMANDS, END_SECONDS, Command, Trial
 from tests.system.findings import Findings
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from tests.support.spawner import Spawner
     from tests.system.load import Acknowledged
 
-KILLS = int(os.environ.get("LOGFS_KILLS", "18"))
+KILLS = int(os.environ.get("LOGFS_KILLS", "18" if DEEP else "12"))
 SEED = seed_of("LOGFS_KILLS_SEED")
-# Kills of one command on one scene.
-PER_COMMAND = 10
+# Kills of one command on one scene. A short run meets more commands, and a long one more moments of each.
+PER_COMMAND = 10 if DEEP else 2
 
 
 def test_a_killed_command_leaves_a_correct_log(spawner: Spawner, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from tests.support.command_line import call
 from tests.support.examples import seed_of
 from tests.support.mounts import Mount
 from tests.support.processes import wait_for
-from tests.support.requirements import need, need_command, need_fuse, need_root
+from tests.support.requirements import DEEP, need, need_command, need_fuse, need_root
 from tests.system import mutants
 from tests.system.power import Image, Totals, campaign
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # A copy of an image's mount in another namespace keeps the image's loop device busy.
 pytestmark = pytest.mark.usefixtures("mounts_alone")
 
-CUTS = int(os.environ.get("LOGFS_POWER_CUTS", "8"))
+CUTS = int(os.environ.get("LOGFS_POWER_CUTS", "8" if DEEP else "5"))
 SEED = os.environ.get("LOGFS_POWER_SEED", str(seed_of()))
 MUTANT_CUTS = 100
 
@@ -78,6 +78,7 @@ def test_fsynced_data_survives_power_cuts_on_ext4(tmp_path: Path) -> None:
     _report(campaign(tmp_path, "ext4", max(CUTS // 3, 1), SEED), "ext4")
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("mutant", "stages"),
     [

@@ -19,7 +19,7 @@ import pytest
 from logfs.store.directory.log_dir import CLEAN_SHUTDOWN
 from tests.support.mounts import Mount, is_mounted
 from tests.support.processes import wait_for
-from tests.support.requirements import need_fuse
+from tests.support.requirements import DEEP, need_fuse
 from tests.support.stores import assert_clean
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ while True:
 """
 
 
-@pytest.mark.parametrize("turn", range(2))
+@pytest.mark.parametrize("turn", range(2 if DEEP else 1))
 @pytest.mark.parametrize("killed", [True, False])
 def test_a_daemon_ends_while_readers_are_active(mount: Mount, killed: bool, turn: int) -> None:
     """After a daemon with active readers stops or is killed, no process hangs, and the log can be mounted again."""
@@ -103,6 +103,7 @@ def test_a_mount_that_ends_does_not_wait_for_the_compiler(
     assert_clean(log_dir)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("seed", range(3))
 def test_more_signals_while_a_mount_stops_change_nothing(tmp_path: Path, seed: int) -> None:
     """However many signals follow the first one, the daemon unmounts, closes the store cleanly, and ends with 0."""

@@ -25,7 +25,7 @@ import pytest
 from logfs.errors import LogfsError
 from logfs.store.store import Store
 from tests.support.examples import seed_of
-from tests.support.requirements import need_fuse
+from tests.support.requirements import DEEP, need_fuse
 from tests.system import oracle
 from tests.system.commands import COMMANDS, ERRORS, Trial, make_fault
 from tests.system.fault_script import KEYS, is_between
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from tests.support.spawner import Spawner
     from tests.system.fault_script import Journal
 
-RUNS = int(os.environ.get("LOGFS_SYSCALL_FAULTS", "6"))
+RUNS = int(os.environ.get("LOGFS_SYSCALL_FAULTS", "6" if DEEP else "3"))
 SEED = seed_of("LOGFS_SYSCALL_FAULTS_SEED")
-# Failing calls per command and scene.
-PER_COMMAND = 10
+# Failing calls per command and scene. A short run meets more commands, and a long one more calls of each.
+PER_COMMAND = 10 if DEEP else 2
 # A call on the mount must return within this time.
 CALL_SECONDS = 20
 # About how often a thread of the daemon makes each call while the script runs.

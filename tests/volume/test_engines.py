@@ -10,6 +10,7 @@ import signal
 import subprocess
 import tempfile
 import threading
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,6 +78,16 @@ class Docker:
         volumes = f"--volume={volume}:/data"
         return self("run", "--rm", *ALONE, volumes, *options, IMAGE, "/bin/sh", "-c", script)
 
+    @contextmanager
+    def held(self, volume: str) -> Iterator[None]:
+        """Keep a volume mounted: without a container that uses it, each one that begins would mount it again."""
+        words = [f"--volume={volume}:/data", IMAGE, "sleep", "infinity"]
+        holder = self("run", "--detach", *ALONE, *words).strip()
+        try:
+            yield
+        finally:
+            self("rm", "--force", holder)
+
 
 def busybox_root(root: Path) -> Path:
     """Make a root directory with busybox and the libraries that it needs."""
@@ -105,10 +116,13 @@ def docker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Docker]:
         found.stop()
 
 
-@pytest.fixture
-def plugin(docker: Docker, tmp_path: Path) -> Iterator[Plugin]:
-    """A plugin that Docker finds by its spec, as that of the package; the name of the spec is that of the driver."""
-    found = Plugin(tmp_path)
+@pytest.fixture(scope="module")
+def plugin(docker: Docker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plugin]:
+    """A plugin that Docker finds by its spec, as that of the package; the name of the spec is that of the driver.
+
+    Docker asks every driver that it has met whenever it lists volumes, and waits half a minute for one that is gone.
+    """
+    found = Plugin(tmp_path_factory.mktemp("plugin"))
     spec = Path("/etc/docker/plugins") / f"{driver(found)}.spec"
     spec.parent.mkdir(parents=True, exist_ok=True)
     spec.write_text(f"unix://{found.socket}\n")
@@ -165,19 +179,20 @@ def test_containers_share_a_volume_while_the_plugin_is_killed(
 def test_owners_and_read_only_volumes(docker: Docker, plugin: Plugin) -> None:
     """Only the owner of a volume writes to it; others read as its mode says; nobody writes to a read-only one."""
     logdir = str(plugin.logs / "shared")
-    create(docker, plugin, "mine", logdir=logdir, partition="orders-0", uid="1234", mode="0755")
+    create(docker, plugin, "mine", logdir=logdir, partition="shared-0", uid="1234", mode="0755")
     refused = "can't create /data/append: "
-    docker.shell("mine", "echo hello >> /data/append", "--user=1234:1234")
-    assert docker.shell("mine", "cat /data/records", "--user=99:99") == "hello\n"
-    with pytest.raises(AssertionError, match=f"{refused}Permission denied"):
-        docker.shell("mine", "echo x >> /data/append", "--user=99:99")
-    create(docker, plugin, "seen", logdir=logdir, partition="orders-0", ro="true")
-    assert docker.shell("seen", "cat /data/records") == "hello\n"
-    for volume in ("seen", "mine"):
-        target = f"{volume}:/data{':ro' if volume == 'mine' else ''}"
-        script = "echo x >> /data/append"
-        with pytest.raises(AssertionError, match=f"{refused}Read-only file system"):
-            docker("run", "--rm", *ALONE, f"--volume={target}", IMAGE, "/bin/sh", "-c", script)
+    with docker.held("mine"):
+        docker.shell("mine", "echo hello >> /data/append", "--user=1234:1234")
+        assert docker.shell("mine", "cat /data/records", "--user=99:99") == "hello\n"
+        with pytest.raises(AssertionError, match=f"{refused}Permission denied"):
+            docker.shell("mine", "echo x >> /data/append", "--user=99:99")
+        create(docker, plugin, "seen", logdir=logdir, partition="shared-0", ro="true")
+        with docker.held("seen"):
+            assert docker.shell("seen", "cat /data/records") == "hello\n"
+            for target in ("seen:/data", "mine:/data:ro"):
+                words = [f"--volume={target}", IMAGE, "/bin/sh", "-c", "echo x >> /data/append"]
+                with pytest.raises(AssertionError, match=f"{refused}Read-only file system"):
+                    docker("run", "--rm", *ALONE, *words)
     docker("volume", "rm", "mine", "seen")
 
 
