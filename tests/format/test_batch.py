@@ -24,6 +24,7 @@ from logfs.format.batches.record import Record, TimestampType, encode_record
 from logfs.format.encoding.batch_builder import BatchFormat, build_records
 from logfs.format.messages.control import ControlType, EndTransactionMarker
 from tests.support.batches import E_COMMIT, Batches, empty_batch
+from tests.support.examples import examples
 
 T = 1_700_000_000_000
 LATE = TimestampType.LOG_APPEND_TIME
@@ -497,6 +498,7 @@ def test_any_record_bytes_under_a_valid_crc_are_records_or_corrupt(data: st.Data
 @pytest.mark.parametrize("codec", list(Codec))
 @pytest.mark.parametrize("late", [False, True])
 @given(st.data())
+@examples(0.4)
 def test_records_round_trip_through_a_batch(codec: Codec, late: bool, data: st.DataObject) -> None:
     """Any records are read from a batch of any codec as they were written, with their offsets (kafka-storage 2.2)."""
     maybe_bytes = st.none() | st.binary(max_size=40)

@@ -21,8 +21,10 @@ from logfs.format.encoding.batch_builder import (
 )
 from logfs.format.text.rendering import measure
 from tests.support.examples import examples
+from tests.support.requirements import DEEP
 
 NOW = 1_700_000_000_000
+MANY = 700 if DEEP else 300
 HEADERS = st.lists(st.tuples(st.text(max_size=6), st.none() | st.binary(max_size=9)), max_size=3)
 MAYBE_BYTES = st.none() | st.binary(max_size=60)
 RECORDS = st.lists(
@@ -125,9 +127,7 @@ def test_records_become_valid_batches_in_order(records: list[Record], form: Batc
 def test_many_lines_at_any_limit(codec: Codec, limit: int, length: int) -> None:
     """Hundreds of lines, of each length at each limit, are split into valid batches; none is lost or overwritten."""
     noise = random.Random(length)
-    lines = [
-        bytes(noise.choice(b"0123456789abcdef\x80\xff") for _ in range(length)) for _ in range(700)
-    ]
+    lines = [bytes(noise.choices(b"0123456789abcdef\x80\xff", k=length)) for _ in range(MANY)]
     form = BatchFormat(codec, limit_bytes=limit)
     built = build_lines(joined(lines), form, NOW)
     records = check_batches(built, form)

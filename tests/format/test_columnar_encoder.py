@@ -16,6 +16,7 @@ from logfs.format.batches.record import Record
 from logfs.format.encoding import columnar_encoder
 from logfs.format.encoding.batch_builder import BatchFormat, build_records
 from logfs.format.encoding.columnar_encoder import Binary, Rows, build_rows, partitions_of
+from tests.support.examples import examples
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -51,6 +52,7 @@ def columns(records: list[Record]) -> Rows:
 
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.LZ4])
 @given(records=RECORDS, data=st.data())
+@examples(0.5)
 def test_columns_and_records_make_the_same_batches(
     codec: Codec, records: list[Record], data: st.DataObject
 ) -> None:

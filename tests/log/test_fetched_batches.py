@@ -14,6 +14,7 @@ from logfs.format.batches.compression import Codec
 from logfs.log.append.fetched_batches import append_fetched, begin_at
 from logfs.store.store import Store
 from tests.kafka.story import batch
+from tests.support.examples import examples
 from tests.support.stores import Clock, assert_clean
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ def leader(tmp_path_factory: pytest.TempPathFactory) -> Leader:
     cuts=st.lists(st.integers(0, 1 << 16), max_size=12),
     segment_bytes=st.sampled_from([400, 2000, 1 << 20]),
 )
+@examples(0.4)
 def test_any_pieces_make_the_same_log(
     leader: Leader,
     tmp_path_factory: pytest.TempPathFactory,

@@ -15,6 +15,8 @@ from logfs.log.read.merged_text import MergedText
 from logfs.log.read.read_committed import Isolation
 from logfs.store.store import Store
 from tests.support.batches import batch
+from tests.support.examples import seed_of
+from tests.support.requirements import DEEP
 from tests.support.stores import Clock, assert_clean, set_topic
 
 if TYPE_CHECKING:
@@ -102,27 +104,28 @@ def test_the_text_is_a_sort(
     monkeypatch.setattr(merged_text, "_FEW", 50)
     monkeypatch.setattr(merged_text, "_SKIP_BYTES", 2000)
     monkeypatch.setattr(merged_text, "_STEP", 64)
-    chance = random.Random(view.name)
+    chance = random.Random(f"{seed_of()} {view.name}")
+    set_topic(store, "orders", segment_bytes=7000)
     partitions = [each.isolated(isolation) for each in store.topic("orders").partitions]
     has_transactions = isolation is Isolation.READ_COMMITTED
-    fill(store, chance, 1500, transactions=has_transactions)
+    fill(store, chance, 500, transactions=has_transactions)
     text = MergedText(partitions, view)
     expected = b""
     firsts, reached = [0, 0, 0], [-1, -1, -1]
-    for count in (1500, 1501, 1600, 2500):
+    for count in (500, 501, 570, 900):
         fill(store, chance, count, transactions=has_transactions)
         assert text.size >= len(expected)
         expected += sorted_text(partitions, view, firsts, reached)
         firsts = [partition.log_end_offset for partition in partitions]
         assert text.size == len(expected)
         assert text.read(0, len(expected) + 10) == expected
-        for _ in range(60):
+        for _ in range(60 if DEEP else 15):
             at = chance.randrange(len(expected))
             size = chance.choice([1, 50, 3000, 40_000])
             assert text.read(at, size) == expected[at : at + size]
         assert text.read(len(expected), 100) == b""
         # A new text would merge what has come since.
-        assert text.is_current == (count == 1500)
+        assert text.is_current == (count == 500)
     assert MergedText(partitions, view).size == len(expected)
 
 

@@ -16,11 +16,12 @@ from logfs.format.batches.record import Record
 from logfs.log.disk.checked_disk import CheckedDisk
 from logfs.log.disk.disk import Disk
 from logfs.store.store import Store
+from tests.support.examples import drawn, seed_of
 from tests.support.requirements import DEEP
-from tests.support.stores import errors_of
+from tests.support.stores import assert_clean, errors_of, set_topic
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from logfs.log.read.reader import Reader
@@ -33,17 +34,33 @@ RECORDS = 25
 HOUR_MS = 3_600_000
 
 
-def fill(log_dir: Path, clock: Clock, *, settings: dict[str, str] | None = None) -> None:
-    """Write a log of `SEGMENTS` segments and close it cleanly; each record is a minute later than the one before."""
-    with Store(log_dir, clock=clock) as store:
-        for name, value in {"index.interval.bytes": "200", **(settings or {})}.items():
-            store.settings.set_topic("orders", name, value)
-        orders = store.create(NAME)
-        for number in range(SEGMENTS * RECORDS):
-            if number and number % RECORDS == 0:
-                orders.roll(clock.now_ms)
-            orders.append([Record(b"%d" % number + b"x" * 100, key=b"k")])
-            clock.now_ms += 60_000
+@pytest.fixture(autouse=True, scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the logs that `fill` has written, to copy them."""
+    _filled["root"] = tmp_path_factory.mktemp("filled")
+    yield
+    _filled.clear()
+
+
+_filled: dict[str, Path] = {}
+
+
+def fill(log_dir: Path, clock: Clock, policy: str = "delete") -> None:
+    """Make a log of `SEGMENTS` segments, closed cleanly; each record is a minute later than the one before."""
+    start_ms = clock.now_ms
+    path = _filled["root"] / f"{policy}-{start_ms}"
+    if not path.exists():
+        with Store(path, clock=clock) as store:
+            set_topic(store, "orders", index_interval_bytes=200, cleanup_policy=policy)
+            orders = store.create(NAME)
+            for number in range(SEGMENTS * RECORDS):
+                if number and number % RECORDS == 0:
+                    orders.roll(clock.now_ms)
+                orders.append([Record(b"%d" % number + b"x" * 100, key=b"k")])
+                clock.now_ms += 60_000
+        assert_clean(path)
+    clock.now_ms = start_ms + SEGMENTS * RECORDS * 60_000
+    shutil.copytree(path, log_dir)
 
 
 def hold(log: Reader, first: int = 0, end: int = SEGMENTS * RECORDS) -> None:
@@ -80,6 +97,7 @@ def cut_odd(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-3])
 
 
+@pytest.mark.drawn(24)
 @pytest.mark.parametrize("ruin", [zero, leave_room, empty, cut_odd])
 @pytest.mark.parametrize("suffix", [".index", ".timeindex"])
 @pytest.mark.parametrize("number", [0, 1, 2])
@@ -145,13 +163,12 @@ def test_an_index_entry_that_contradicts_the_log_is_not_used(
     data = index.read_bytes()
     assert len(data) > 4 * width
     ends = (*range(0, 2 * width, 4), *range(len(data) - 2 * width, len(data), 4))
-    for at in ends:
-        for number in (0, 1, 700, 2**31 - 1, -1):
-            index.write_bytes(data[:at] + number.to_bytes(4, "big", signed=True) + data[at + 4 :])
-            # With a text index, Kafka's offset index would not be used.
-            text.unlink(missing_ok=True)
-            with Store(log_dir.with_name("copy"), clock=clock, read_only=read_only) as store:
-                hold(store[NAME])
+    for at, number in drawn(itertools.product(ends, (0, 1, 700, 2**31 - 1, -1)), 12):
+        index.write_bytes(data[:at] + number.to_bytes(4, "big", signed=True) + data[at + 4 :])
+        # With a text index, Kafka's offset index would not be used.
+        text.unlink(missing_ok=True)
+        with Store(log_dir.with_name("copy"), clock=clock, read_only=read_only) as store:
+            hold(store[NAME])
 
 
 @pytest.mark.parametrize("suffix", [".index", ".timeindex", ".textindex"])
@@ -179,6 +196,7 @@ def keep_the_start(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:44])
 
 
+@pytest.mark.drawn(12)
 @pytest.mark.parametrize("ruin", [empty, zero, keep_the_start])
 @pytest.mark.parametrize("is_compacted", [False, True])
 @pytest.mark.parametrize("empties", [1, 2])
@@ -314,12 +332,12 @@ def test_a_reindex_or_compaction_interrupted_at_any_call_leaves_a_readable_log(
     """Reads are right after the interruption, and after the same operation has been repeated and finished."""
     assert callable(work)
     original = tmp_path / "original"
-    settings = {"cleanup.policy": "compact"} if work is compact else {}
-    fill(original, clock, settings=settings)
-    calls = 0
+    fill(original, clock, "compact" if work is compact else "delete")
+    step = 1 if DEEP else 6
+    calls = seed_of() % step - step + 1
     finished = False
     while not finished:
-        calls += 1 if DEEP else 3
+        calls += step
         log_dir = tmp_path / f"log-{calls}"
         shutil.copytree(original, log_dir)
         disk = _Stopping(calls)

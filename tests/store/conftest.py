@@ -34,5 +34,6 @@ def server(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(object_store, "_REQUEST_SECONDS", 2)
     monkeypatch.setattr(object_store, "_RETRY_SECONDS", 3)
+    monkeypatch.setattr(object_store, "_PAUSE_SECONDS", 0.02)
     yield running
     running.fault = lambda request: None

@@ -6,7 +6,6 @@ import os
 import random
 import shutil
 import subprocess
-import sys
 import threading
 import uuid
 from contextlib import suppress
@@ -18,11 +17,13 @@ import pytest
 import logfs
 from logfs.errors import Corrupt, InvalidStore, LogfsError, RemoteStorageError
 from logfs.log.disk.bucket_path import BucketPath
-from logfs.log.remote import bucket_disk, layouts
+from logfs.log.remote import bucket_disk, layouts, object_store
 from logfs.log.remote.object_store import AccessDenied, ObjectStore
 from logfs.log.segment.batch_iterator import DamagedRange
 from logfs.store.store import Store
 from tests.support.bucket import put_aiven, put_local, sealed_segments
+from tests.support.command_line import call
+from tests.support.examples import seed_of
 from tests.support.object_server import (
     BUCKET,
     SLOW_DOWN,
@@ -32,7 +33,7 @@ from tests.support.object_server import (
     Request,
 )
 from tests.support.requirements import DEEP
-from tests.support.stores import set_topic
+from tests.support.stores import assert_clean, set_topic
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,12 +44,13 @@ if TYPE_CHECKING:
 RECORDS = 3000
 URL = f"s3://{BUCKET}/tiered-"
 DENIED = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
-FAULTS = 1000 if DEEP else 60
+FAULTS = 1000 if DEEP else 24
 
 
-@pytest.fixture
-def orders(server: ObjectServer, log_dir: Path) -> Path:
-    """The directory of a partition whose segments are in the bucket, in Aiven's layout."""
+@pytest.fixture(scope="module")
+def copied(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, bytes]]:
+    """The directory of a partition, and the objects of its segments in Aiven's layout."""
+    log_dir = tmp_path_factory.mktemp("copied")
     with Store(log_dir) as store:
         set_topic(store, "orders", segment_bytes=8_000, index_interval_bytes=500)
         partition = store.create("orders-0")
@@ -56,10 +58,12 @@ def orders(server: ObjectServer, log_dir: Path) -> Path:
             partition.append(
                 [logfs.Record(b"value %d" % n, timestamp=n) for n in range(start, start + 20)]
             )
+    assert_clean(log_dir)
+    objects: dict[str, bytes] = {}
     topic_id = uuid.uuid4()
     for segment in sealed_segments(log_dir / "orders-0", RECORDS):
         put_aiven(
-            server.put,
+            objects.__setitem__,
             log_dir / "orders-0",
             segment,
             topic_id,
@@ -67,8 +71,16 @@ def orders(server: ObjectServer, log_dir: Path) -> Path:
             chunk_bytes=16_000 if segment[0] % 3 else 3000,
             compressed=segment[0] % 3 == 0,
         )
-    server.requests.clear()
-    return log_dir / "orders-0"
+    return log_dir / "orders-0", objects
+
+
+@pytest.fixture
+def orders(server: ObjectServer, copied: tuple[Path, dict[str, bytes]]) -> Path:
+    """The directory of a partition, to be read only, whose segments are in the bucket, in Aiven's layout."""
+    directory, objects = copied
+    for key, data in objects.items():
+        server.put(key, data)
+    return directory
 
 
 def open_bucket(url: str = URL) -> Store:
@@ -108,7 +120,7 @@ def test_local_tiered_storage_on_s3(server: ObjectServer, orders: Path) -> None:
         assert [r.offset for r in remote["orders-0"].read()] == [*range(RECORDS)]
 
 
-_chance = random.Random(5)
+_chance = random.Random(seed_of())
 
 
 def _flipped(body: bytes) -> bytes:
@@ -136,8 +148,11 @@ def test_a_passing_fault_is_overcome(server: ObjectServer, orders: Path, name: s
         assert [r.offset for r in remote["orders-0"].read()] == [*range(RECORDS)]
 
 
-def test_a_lasting_fault_is_an_error_in_time(server: ObjectServer, orders: Path) -> None:
+def test_a_lasting_fault_is_an_error_in_time(
+    server: ObjectServer, orders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It names the object and the reason, without the keys; other segments are read meanwhile."""
+    monkeypatch.setattr(object_store, "_RETRY_SECONDS", 2)
     with open_bucket() as remote:
         partition = remote["orders-0"]
         bad = partition.segments[2].base_offset
@@ -176,6 +191,7 @@ def test_what_the_store_refuses_is_an_error(
         with pytest.raises(RemoteStorageError, match=words):
             open_bucket()
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setattr(object_store, "_RETRY_SECONDS", 0.5)
     with pytest.raises(RemoteStorageError, match=f"s3://{BUCKET}/"):
         open_bucket()
 
@@ -285,6 +301,7 @@ def test_listings_that_disagree_are_no_traceback(
                 list(disk.scan(BucketPath(f"{URL}/orders-0")))
         monkeypatch.setattr(bucket_disk, "find_partitions", find)
         remote.refresh()
+        monkeypatch.setattr(bucket_disk, "_LISTING_SECONDS", 30)
         assert sum(1 for _ in remote["orders-0"].read()) == RECORDS
 
 
@@ -308,10 +325,12 @@ def test_an_object_that_is_lost_is_an_error(
         assert partition.record(segment.next_offset) is not None
 
 
-def test_random_faults(server: ObjectServer, orders: Path) -> None:
+def test_random_faults(server: ObjectServer, orders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the server does, a record that is shown is right, and a reader that goes on gets the others."""
-    chance = random.Random(14)
+    chance = random.Random(seed_of())
     kinds = [*PASSING.values(), Answer("404 Not Found"), Answer("403 Forbidden"), Answer(delay=0.2)]
+    # All kinds, in a random order, several times.
+    answers = (each for _ in range(FAULTS) for each in chance.sample(kinds, len(kinds)))
     injected = 0
 
     def fault(request: Request) -> Answer | None:
@@ -319,12 +338,12 @@ def test_random_faults(server: ObjectServer, orders: Path) -> None:
         if not request.key or chance.random() > 0.1:
             return None
         injected += 1
-        return chance.choice(kinds)
+        return next(answers)
 
     expected = {n: b"value %d" % n for n in range(RECORDS)}
-    with open_bucket() as remote:
-        partition = remote["orders-0"]
     rounds = errors = 0
+    # An answer that is too late is waited for that long.
+    monkeypatch.setattr(object_store, "_REQUEST_SECONDS", 1)
     while injected < FAULTS:
         server.fault = fault
         rounds += 1
@@ -344,6 +363,7 @@ def test_random_faults(server: ObjectServer, orders: Path) -> None:
             errors += 1
         server.fault = lambda request: None
     _clear_cache()
+    monkeypatch.setattr(object_store, "_REQUEST_SECONDS", 20)
     with open_bucket() as remote:
         assert {r.offset: r.value for r in remote["orders-0"].read()} == expected
     print(f"{injected} faults in {rounds} rounds, {errors} errors")
@@ -394,7 +414,7 @@ def test_a_mounted_bucket(
         assert process.communicate(timeout=60)[0] == expected[int(slow.stem) + n].rstrip(b"\n")
     assert (partition / "records").read_bytes() == b"".join(expected)
     assert os.statvfs(mount.path).f_blocks == 0
-    assert run("status", str(mount.path)).returncode == 0
+    assert call("status", str(mount.path)).returncode == 0
     with pytest.raises(OSError, match="Read-only"):
         (partition / "append").write_bytes(b"x\n")
 
@@ -420,34 +440,28 @@ def logfs_path(url: str) -> Path:
     return BucketPath(url)
 
 
-def run(*words: str) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        [sys.executable, "-m", "logfs", *words], capture_output=True, timeout=120, check=False
-    )
-
-
 def test_commands_read_a_bucket(server: ObjectServer, orders: Path) -> None:
     """`cat`, `tail`, `describe`, `check` and `groups` take its URL; what would write refuses it."""
     target = f"{URL}/orders-0"
     lines = b"".join(b"value %d\n" % n for n in range(RECORDS))
-    assert run("cat", target).stdout == lines
-    assert run("tail", "-n", "2", target).stdout == b"value 2998\nvalue 2999\n"
-    assert f"{RECORDS}".encode() in run("describe", URL).stdout
-    assert run("status", URL).returncode == 0
-    checked = run("check", URL)
+    assert call("cat", target).stdout == lines
+    assert call("tail", "-n", "2", target).stdout == b"value 2998\nvalue 2999\n"
+    assert f"{RECORDS}".encode() in call("describe", URL).stdout
+    assert call("status", URL).returncode == 0
+    checked = call("check", URL)
     assert (checked.returncode, b"0 errors" in checked.stdout) == (0, True)
-    assert run("groups", URL).returncode == 0
+    assert call("groups", URL).returncode == 0
     for words in (
         ["append", target],
         ["create", f"{URL}/orders-1"],
         ["delete", target],
         ["compact", target],
     ):
-        refused = run(*words)
+        refused = call(*words)
         assert refused.returncode == 1
         assert b"bucket" in refused.stderr
         assert b"Traceback" not in refused.stderr
-    assert run("cat", f"{URL}/missing-0").returncode == 1
+    assert call("cat", f"{URL}/missing-0").returncode == 1
 
 
 # Hostile and damaged objects.
@@ -482,14 +496,13 @@ def test_hostile_objects(
     server: ObjectServer, orders: Path, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One object is damaged: what is read is right or an error of logfs; once it is repaired, all is read."""
-    monkeypatch.setattr(bucket_disk, "_LISTING_SECONDS", 0)
     url = URL
     if layout == "local":
         url = f"s3://{BUCKET}/kafka"
         for segment in sealed_segments(orders, RECORDS):
             put_local(server.put, orders, segment, uuid.UUID(int=7), prefix="kafka/")
     expected = {n: b"value %d" % n for n in range(RECORDS)}
-    chance = random.Random(layout)
+    chance = random.Random(f"{seed_of()} {layout}")
     prefix = url.removeprefix(f"s3://{BUCKET}/")
     keys = sorted(key for key in server.stored_keys() if key.startswith(prefix))
     bodies = {key: server.stored(key) for key in keys}
@@ -515,7 +528,9 @@ def test_hostile_objects(
             with suppress(LogfsError):
                 read(remote["orders-0"])
             server.put(key, bodies[key])
-            remote.refresh()
+            with monkeypatch.context() as patch:
+                patch.setattr(bucket_disk, "_LISTING_SECONDS", 0)
+                remote.refresh()
             with suppress(DamagedRange):
                 # Damage is fetched again only so often.
                 assert remote["orders-0"].record(5) is not None
@@ -631,7 +646,7 @@ def test_a_url_with_credentials_is_refused(log_dir: Path) -> None:
         *(("describe", url) for url in urls),
         *(("config", str(log_dir), f"remote.storage.url={url}") for url in urls),
     ):
-        done = run(*words)
+        done = call(*words)
         assert done.returncode in (1, 2), words
         assert b"sEcReT" not in done.stdout + done.stderr, words
         assert b"Traceback" not in done.stderr, words
@@ -642,7 +657,7 @@ def test_a_damaged_manifest_is_reported_by_check(server: ObjectServer, orders: P
     """It is an error that names the object, and ends no command in a traceback."""
     key = sorted(k for k in server.stored_keys() if k.endswith(".rsm-manifest"))[1]
     server.put(key, b"{}")
-    checked = run("check", URL)
+    checked = call("check", URL)
     assert checked.returncode == 1
     assert b"Traceback" not in checked.stderr + checked.stdout
     assert b"rsm-manifest" in checked.stderr + checked.stdout

@@ -73,6 +73,8 @@ def test_nothing_is_written_after_the_lock_is_released(
 ) -> None:
     """However a store ends: its partitions, groups, settings and other parts refuse what would change a file."""
     with Store(log_dir, clock=clock) as store:
+        # Each fingerprint reads the whole files.
+        store.settings.set_broker("log.index.size.max.bytes", "4096")
         for name in (NAME, "lazy-0"):
             store.create(name).append([b"first"])
         store.groups.commit("readers", NAME, 1)

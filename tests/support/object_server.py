@@ -52,32 +52,34 @@ class Answer:
 
 @dataclass
 class ObjectServer:
-    """The server, with a client for the tests, the requests that it has got, and the fault in force."""
+    """The server, with what it stores, the requests that it has got, and the fault in force.
+
+    The methods look at what is stored, or change it, without a request.
+    """
 
     endpoint: str
-    client: Any
+    backend: Any
     requests: list[Request] = field(default_factory=list)
     fault: Fault = lambda request: None
 
     def put(self, key: str, data: bytes) -> None:
         """Store an object."""
-        self.client.put_object(Bucket=BUCKET, Key=key, Body=data)
+        self.backend.put_object(BUCKET, key, data)
 
     def delete(self, key: str) -> None:
         """Delete an object."""
-        self.client.delete_object(Bucket=BUCKET, Key=key)
+        self.backend.delete_object(BUCKET, key)
 
     def stored(self, key: str) -> bytes:
         """Return the bytes of an object."""
-        return bytes(self.client.get_object(Bucket=BUCKET, Key=key)["Body"].read())
+        return bytes(self.backend.get_object(BUCKET, key).value)
 
     def stored_keys(self) -> list[str]:
         """Return the keys of all objects."""
-        pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET)
-        return [each["Key"] for page in pages for each in page.get("Contents", [])]
+        return sorted(self.backend.get_bucket(BUCKET).keys)
 
     def gets(self) -> list[Request]:
-        """Return the requests for objects that clients other than the test's own have sent."""
+        """Return the requests for objects."""
         return [each for each in self.requests if each.method == "GET" and each.key]
 
 
@@ -89,9 +91,6 @@ class _Faulty:
         self._server = server
 
     def __call__(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
-        if "Boto" in environ.get("HTTP_USER_AGENT", ""):
-            found: Iterable[bytes] = self._application(environ, start)
-            return found
         key = environ["PATH_INFO"].removeprefix(f"/{BUCKET}").lstrip("/")
         query = parse_qs(environ.get("QUERY_STRING", ""))
         signed = environ.get("HTTP_AUTHORIZATION", "").partition("Credential=")[2]
@@ -126,30 +125,24 @@ class _Faulty:
 
 @contextmanager
 def object_server() -> Iterator[ObjectServer]:
-    """Run the server with an empty bucket; its endpoint and keys are to be put into the environment."""
-    import boto3
-    from botocore.config import Config
-    from moto.server import DomainDispatcherApplication, create_backend_app
+    """Run the server with a bucket; its endpoint and keys are to be put into the environment."""
+    from moto.backends import get_backend
+    from moto.core import DEFAULT_ACCOUNT_ID
+    from moto.server import create_backend_app
     from werkzeug.serving import make_server
 
     # One line for each request is too much.
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = ObjectServer("", None)
-    application = _Faulty(DomainDispatcherApplication(create_backend_app), server)
+    server = ObjectServer("", get_backend("s3")[DEFAULT_ACCOUNT_ID]["aws"])
+    if BUCKET not in server.backend.buckets:
+        # All servers of a process have the same buckets.
+        server.backend.create_bucket(BUCKET, "us-east-1")
+    application = _Faulty(create_backend_app("s3"), server)
     http = make_server("127.0.0.1", 0, application, threaded=True)
     thread = threading.Thread(target=http.serve_forever, daemon=True)
     thread.start()
     try:
         server.endpoint = f"http://127.0.0.1:{http.server_port}"
-        server.client = boto3.client(
-            "s3",
-            endpoint_url=server.endpoint,
-            aws_access_key_id="AKIATESTTESTTESTTEST",
-            aws_secret_access_key="secret-of-the-tests",
-            region_name="us-east-1",
-            config=Config(user_agent="Boto"),
-        )
-        server.client.create_bucket(Bucket=BUCKET)
         yield server
     finally:
         http.shutdown()
