@@ -75,7 +75,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     is_seeded = DEEP or config.getoption("hypothesis_seed") is not None
     for item in items:
         if not is_seeded and is_hypothesis_test(function := getattr(item, "obj", None)):
-            seed(examples.seed_of())(function)
+            seed(examples.seed_of())(getattr(function, "__func__", function))
         modules.setdefault(item.path, []).append(item)
         if needs_java(item.path):
             item.add_marker(pytest.mark.xdist_group(f"{item.path.parent.name} {item.path.stem}"))

@@ -125,7 +125,7 @@ def metadata_partition(partition: RemotePartition, partitions: int = PARTITIONS)
 
 
 def _java_hash(number: int) -> int:
-    """Return Java's `Long.hashCode` of a 64-bit number, as an unsigned 32-bit number."""
+    """Return the hash code of Java's class Long for a 64-bit number, as an unsigned 32-bit number."""
     return (number ^ (number >> 32)) & 0xFFFF_FFFF
 
 

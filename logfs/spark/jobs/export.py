@@ -83,28 +83,24 @@ def export(
 
     - "parquet": the columns of `format("logfs")` with headers; the topic is in the path.
     - "json": a JSON object for each record (an envelope, as in `records.jsonl` of a mount), one per line.
-    - "iceberg": a table `logfs.TOPIC` for each topic in a catalog of Apache Iceberg, with the same columns as
-    Parquet.
-      Such an export is always incremental, and atomic for each table.
+    - "iceberg": a table `logfs.TOPIC` for each topic, with the same columns, in a catalog of Apache Iceberg. Such an
+      export is always incremental, and atomic for each table.
 
-    `options` are those of a read, such as those for its start and end, `isolationLevel`, and `assign` or
-    `subscribePattern` instead of `topics`. An incremental export has no options for the end. `compression` is none,
-    gzip or zstd, and for the formats other than JSON also snappy or lz4. The default is none for JSON, and zstd for
-    the other formats. `values` says how keys, values and headers are written to JSON: "mixed" (strings, and objects
-    with base64 for bytes that are not UTF-8), "text" (only strings; bytes that are not UTF-8 are an error) or
-    "base64" (only objects).
+    `options` are those of a read, such as its start and end (an incremental export has no end), `isolationLevel`, and
+    `assign` or `subscribePattern` instead of `topics`. `compression` is none, gzip or zstd, and for the formats other
+    than JSON also snappy or lz4. The default is none for JSON, and zstd for the other formats. `values` says how
+    keys, values and headers are written to JSON: "mixed" (strings, and objects with base64 for bytes that are not
+    UTF-8), "text" (only strings; bytes that are not UTF-8 are an error) or "base64" (only objects).
 
     With `mode` "append", files of earlier exports stay. With "overwrite", the new files replace those of the exported
     partitions at the end of the job. With "errorifexists", `target` must be empty or absent; if `incremental` is
-    true, it may also have an earlier incremental export.
+    true, it may also have an earlier incremental export. An incremental export begins where the last one into
+    `target` ended, in new partitions at their beginning, and with "overwrite" as if there had been no export.
 
-    An incremental export begins where the last one into `target` ended; a new partition is exported from its
-    beginning. With "overwrite", an incremental export begins as if there had been no export. `progress` is called
-    with (bytes of logs done, total bytes).
-
-    Blocks until the job has ended. Raises `InvalidSetting` for wrong arguments and options, `FileExistsError` if the
-    mode does not allow the contents of `target` or if a file of this export exists already, `BlockingIOError` if
-    another incremental export into `target` is running, `JobFailed`, other kinds of `LogfsError`, and `OSError`.
+    `progress` is called with (bytes of logs done, total bytes). Blocks until the job has ended. Raises
+    `InvalidSetting` for wrong arguments and options, `FileExistsError` if the mode does not allow the contents of
+    `target` or if a file of this export exists already, `BlockingIOError` if another incremental export into `target`
+    is running, `JobFailed`, other kinds of `LogfsError`, and `OSError`.
     """
     form = format_of(format, compression, values)
     incremental = incremental or format == "iceberg"

@@ -91,22 +91,18 @@ def import_(
     - "text": each line is a value. If `key_separator` is given, the text before it is the key, and the text after it
       is the value. If `key` is given, the lines are JSON, and the field of this name is the key.
 
-    `topic` takes precedence over the topics in the files. The partitions in the files are kept unless `repartition`
-    is true. For a row without a partition, Kafka's default partitioner selects the partition by the key; rows without
-    keys are distributed over the partitions. If `partitions` is given, missing topics are created with this number of
-    partitions, or with more if the files name a higher partition. Missing log directories are then created, too.
+    `topic` takes precedence over the topics in the files, and `repartition` over their partitions. Kafka's default
+    partitioner selects the partition of a row without one; rows without keys are distributed. With `partitions`,
+    missing log directories and topics are created, with this number of partitions or as many as the files name. An
+    import with an `id` is done once: another import with the same id changes nothing, as long as the log remembers
+    the id (at least seven days). Rows keep their order within a file. If all files specify partitions and ascending
+    offsets, like those of an export, the rows are appended in the order of the offsets. `progress` is called with
+    (bytes done, total bytes), which include the bytes that are read to plan the import.
 
-    An import with an `id` is done once: another import with the same id changes nothing, as long as the log remembers
-    the id (at least seven days). `progress` is called with (bytes done, total bytes). Both include the bytes that are
-    read to plan the import.
-
-    Rows keep their order within a file. If all files specify partitions and ascending offsets, like those of an
-    export, the rows are appended in the order of the offsets. Blocks until the job has ended.
-
-    Raises `InvalidSetting` for wrong arguments, `InvalidStore` for a path that is not a log directory,
-    `FileNotFoundError` for a missing source, and `JobFailed` if a task fails. The message of `JobFailed` names the
-    file, or the first and the last of several files, and the number of a malformed line. Also raises the errors of a
-    commit, such as `StoreLocked`, and `CommitPending` if the commit is durably decided but cannot be completed yet.
+    Blocks until the job has ended. Raises `InvalidSetting` for wrong arguments, `InvalidStore` for a path that is not
+    a log directory, `FileNotFoundError` for a missing source, `JobFailed` if a task fails (its message names the
+    file, or the first and the last of several), and the errors of a commit, such as `StoreLocked`, and
+    `CommitPending` if the commit is durably decided but not completed yet.
     """
     options = ImportOptions(format, topic, key, value, key_separator, repartition)
     if partitions is not None and partitions < 1:
