@@ -87,7 +87,6 @@ def edit(path: Path, old: str, new: str) -> None:
 def test_a_kernel_is_compiled_again_when_another_file_changes(package: Path) -> None:
     """A constant, one that another constant is made of, and an inner loop count as soon as they have changed."""
     assert run(package, PROBE) == ("12", True)
-    assert run(package, PROBE) == ("12", False)
     edit(package / "format/base/probe_base.py", "BASE = 1", "BASE = 5")
     assert run(package, PROBE) == ("16", True)
     edit(package / "format/base/probe_rows.py", "+ 1", "+ 3")
@@ -102,16 +101,13 @@ PARTS = ("base/batch_rows.py", "kernels/json_kernels.py", "kernels/kernel.py")
 OTHERS = ("kernels/text_kernels.py", "encoding/batch_builder.py")
 
 
-@pytest.mark.parametrize(
-    ("name", "is_part"),
-    [(name, name in PARTS) for names in (PARTS, OTHERS) for name in drawn(names, 1)],
-)
-def test_the_sources_of_the_kernels_of_batches(package: Path, name: str, is_part: bool) -> None:
+def test_the_sources_of_the_kernels_of_batches(package: Path) -> None:
     """The cache knows all files whose code is in these kernels, and no others."""
     assert run(package, VARINT) == ("1", True)
-    with (package / "format" / name).open("a") as file:
-        file.write("\n# changed\n")
-    assert run(package, VARINT) == ("1", is_part)
+    for name in (*drawn(OTHERS, 1), *drawn(PARTS, 1)):
+        with (package / "format" / name).open("a") as file:
+            file.write("\n# changed\n")
+        assert run(package, VARINT) == ("1", name in PARTS), name
 
 
 def test_the_temporary_cache_is_the_users_own(

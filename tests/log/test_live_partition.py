@@ -39,8 +39,10 @@ from logfs.store.directory.log_dir import LOG_STARTS
 from logfs.store.observe.check import check
 from logfs.store.store import Store
 from tests.support.batches import Batches
+from tests.support.examples import seed_of
 from tests.support.partitions import values
 from tests.support.processes import wait_for
+from tests.support.requirements import DEEP
 from tests.support.stores import fingerprint, locks_below
 
 if TYPE_CHECKING:
@@ -293,7 +295,7 @@ def test_opening_reads_only_the_end_of_the_log(writer: Writer) -> None:
         assert disk.bytes_read - before[1] < 10_000
 
 
-CALLS = int(os.environ.get("LOGFS_PAUSED_CALLS", "30"))
+CALLS = int(os.environ.get("LOGFS_PAUSED_CALLS", "30" if DEEP else "15"))
 
 
 class PausingDisk(ReadOnlyDisk):
@@ -356,7 +358,8 @@ def test_nothing_is_missed_that_comes_while_a_log_is_opened_or_refreshed(
     calls = most - disk.left
     assert calls > 20
     # Each of them, in the long run of the tests.
-    for number in range(1, calls + 1, max(calls // CALLS, 1)):
+    step = max(calls // CALLS, 1)
+    for number in range(1 + seed_of() % step, calls + 1, step):
         time.sleep(0.06)
         disk = PausingDisk(number, meddle)
         with Store(writer.log_dir, read_only=True, disk=disk) as store:
@@ -1309,7 +1312,7 @@ def test_readers_of_a_log_that_rolls_all_the_time(writer: Writer) -> None:
     errors: list[BaseException] = []
 
     def write() -> None:
-        for _ in range(300):
+        for _ in range(300 if DEEP else 100):
             shown.extend(writer.append(20, 100))
         ended.set()
 

@@ -108,11 +108,12 @@ def test_the_text_is_a_sort(
     set_topic(store, "orders", segment_bytes=7000)
     partitions = [each.isolated(isolation) for each in store.topic("orders").partitions]
     has_transactions = isolation is Isolation.READ_COMMITTED
-    fill(store, chance, 500, transactions=has_transactions)
+    first = 1500 if DEEP else 500
+    fill(store, chance, first, transactions=has_transactions)
     text = MergedText(partitions, view)
     expected = b""
     firsts, reached = [0, 0, 0], [-1, -1, -1]
-    for count in (500, 501, 570, 900):
+    for count in (first, first + 1, first + 100, first + 500):
         fill(store, chance, count, transactions=has_transactions)
         assert text.size >= len(expected)
         expected += sorted_text(partitions, view, firsts, reached)
@@ -125,7 +126,7 @@ def test_the_text_is_a_sort(
             assert text.read(at, size) == expected[at : at + size]
         assert text.read(len(expected), 100) == b""
         # A new text would merge what has come since.
-        assert text.is_current == (count == 500)
+        assert text.is_current == (count == first)
     assert MergedText(partitions, view).size == len(expected)
 
 
