@@ -243,6 +243,16 @@ def test_append_returns_where_each_record_is(orders: Topic) -> None:
     assert all(p.recovery_point == p.log_end_offset for p in orders.partitions)
 
 
+def test_records_go_to_partitions_that_are_added(store: Store, orders: Topic) -> None:
+    """A key is hashed by the present number of partitions, as by a producer of Kafka with new metadata."""
+    records = [Record(b"v", b"k%d" % n) for n in range(40)]
+    for count in (3, 4):
+        if count == 4:
+            store.create("orders-3")
+        numbers = [number for number, _ in orders.append(records)]
+        assert numbers == [partition_of(record.key or b"", count) for record in records]
+
+
 def test_a_merged_read_is_a_sort(orders: Topic) -> None:
     """By the greatest time so far in the partition, the partition, and the offset."""
     chance = random.Random(3)
