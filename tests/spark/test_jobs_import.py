@@ -418,7 +418,7 @@ def test_malformed_files_are_named(
         ({"format": "json", "key": "id"}, "has its own key"),
         ({"format": "text"}, "topic: lines of text contain no topic"),
         ({"format": "text", "topic": "t", "value": "v"}, "names a column of a Parquet file"),
-        ({"format": "text", "topic": "t", "key": "k", "key_separator": ","}, "without key"),
+        ({"format": "text", "topic": "t", "key": "k", "key_separator": ","}, "cannot be combined"),
         ({"partitions": 0}, "give 1 or more"),
         ({}, "has no topic for its records"),
         ({"topic": "t"}, "has no topic 't'"),
