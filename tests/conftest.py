@@ -57,7 +57,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     One worker runs a whole module that needs Java, whose tests share brokers. A worker keeps its Spark session and
     Kafka's clients for all of its modules. Their tests wait most of the time, so their modules are spread over the
-    run: the other workers then have tests that do not wait. This hook runs before xdist reads the marks.
+    run: the other workers then have tests that do not wait. With its option --loadscope-reorder, the default, xdist
+    would run them first. This hook runs before xdist reads the marks.
     """
     cases: dict[tuple[str, int], list[pytest.Item]] = {}
     for item in items:
