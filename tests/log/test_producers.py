@@ -47,7 +47,9 @@ def test_an_unknown_producer_may_begin_anywhere_and_goes_on_without_a_gap(
     assert offsets(orders.append_batch(batch(1, 7, b"a", b"b"))) == (0, 1)
     assert offsets(orders.append_batch(batch(1, 9, b"c"))) == (2, 2)
     for sequence in (0, 8, 11):
-        with pytest.raises(errors.OutOfOrderSequence, match=f"sequence {sequence} of epoch 0"):
+        with pytest.raises(
+            errors.OutOfOrderSequence, match=rf"sequence number {sequence} \(epoch 0\)"
+        ):
             orders.append_batch(batch(1, sequence, b"x"))
     assert [record.value for record in orders.read()] == [b"a", b"b", b"c"]
 
