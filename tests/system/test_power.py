@@ -20,7 +20,7 @@ from tests.support.command_line import call
 from tests.support.examples import seed_of
 from tests.support.mounts import Mount
 from tests.support.processes import wait_for
-from tests.support.requirements import DEEP, need, need_command, need_fuse, need_root
+from tests.support.requirements import need, need_command, need_fuse, need_root
 from tests.system import mutants
 from tests.system.power import Image, Totals, campaign
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # A copy of an image's mount in another namespace keeps the image's loop device busy.
 pytestmark = pytest.mark.usefixtures("mounts_alone")
 
-CUTS = int(os.environ.get("LOGFS_POWER_CUTS", "8" if DEEP else "5"))
+CUTS = int(os.environ.get("LOGFS_POWER_CUTS", "8"))
 SEED = os.environ.get("LOGFS_POWER_SEED", str(seed_of()))
 MUTANT_CUTS = 100
 
@@ -59,8 +59,8 @@ def _report(totals: Totals, kind: str) -> None:
     if totals.problems:
         pytest.fail(f"{len(totals.problems)} problems:\n" + "\n".join(totals.classes()))
     assert totals.counts["acknowledged"] > 0, "nothing was acknowledged"
-    assert totals.counts["lookups"] > 0
     if totals.chains > 3:
+        assert totals.counts["lookups"] > 0
         assert totals.counts["unsynced lost"] > 0, "no cut took anything: they do not bite"
 
 
