@@ -53,12 +53,10 @@ def pytest_make_parametrize_id(val: object) -> str | None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Draw the cases of tests marked `drawn`, seed Hypothesis, and group and spread the tests that need Java.
+    """Draw the cases of tests marked `drawn`, seed Hypothesis, and group the tests that need Java by module.
 
-    One worker runs a whole module that needs Java, whose tests share brokers. A worker keeps its Spark session and
-    Kafka's clients for all of its modules. Their tests wait most of the time, so their modules are spread over the
-    run: the other workers then have tests that do not wait. With its option --loadscope-reorder, the default, xdist
-    would run them first. This hook runs before xdist reads the marks.
+    One worker then runs a module, whose tests share brokers. A worker keeps its Spark session and Kafka's clients for
+    all of its modules. This hook runs before xdist reads the marks.
     """
     cases: dict[tuple[str, int], list[pytest.Item]] = {}
     for item in items:
@@ -72,23 +70,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         )
         items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=left_out)
-    modules: dict[Path, list[pytest.Item]] = {}
     is_seeded = DEEP or config.getoption("hypothesis_seed") is not None
     for item in items:
         if not is_seeded and is_hypothesis_test(function := getattr(item, "obj", None)):
             seed(examples.seed_of())(getattr(function, "__func__", function))
-        modules.setdefault(item.path, []).append(item)
-        if needs_java(item.path):
+        if {"kafka", "spark"} & set(item.path.parts):
             item.add_marker(pytest.mark.xdist_group(f"{item.path.parent.name} {item.path.stem}"))
-    if hasattr(config, "workerinput"):
-        kinds = [[path for path in modules if needs_java(path) is java] for java in (True, False)]
-        places = {path: at / len(kind) for kind in kinds for at, path in enumerate(kind)}
-        items[:] = chain(*(modules[path] for path in sorted(modules, key=places.__getitem__)))
-
-
-def needs_java(path: Path) -> bool:
-    """Whether the tests of a module need Kafka or Spark."""
-    return bool({"kafka", "spark"} & set(path.parts))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
