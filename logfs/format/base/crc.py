@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from importlib.machinery import PathFinder
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from crc32c import crc32c
 else:
 
-    def _load() -> object:
-        """Load only the extension module `_crc32c` of the package, or the whole package if it has no such module.
+    def _load() -> Any:
+        """Load the package's extension module alone, or the whole package if it has no module of that name.
 
-        The package itself asks `importlib.metadata` for its version, which takes 45 ms of processor time: as long as
-        a third of a short command.
+        The package reads its own version with `importlib.metadata`, which takes 45 ms of processor time: a sixth of
+        what a short command takes.
         """
         package = importlib.util.find_spec("crc32c")
-        if package is not None:
-            found = PathFinder.find_spec("crc32c._crc32c", package.submodule_search_locations)
-            if found is not None and found.loader is not None:
-                module = importlib.util.module_from_spec(found)
-                found.loader.exec_module(module)
-                return module
-        import crc32c as module
-
+        places = package and package.submodule_search_locations
+        found = places and PathFinder.find_spec("crc32c._crc32c", places)
+        if not found:
+            return importlib.import_module("crc32c")
+        module = importlib.util.module_from_spec(found)
+        found.loader.exec_module(module)
         return module
 
     crc32c = _load().crc32c
