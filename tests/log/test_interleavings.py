@@ -104,6 +104,14 @@ OVERTAKEN = {
 }
 
 
+def tail(reader: Any) -> object:
+    """The last two records by the offset at which they begin, and whether a text from this offset on has any."""
+    offset = reader.offset_of_last(2)
+    return [(each.offset, each.value) for each in reader.read(offset)], reader.text(
+        View.LINES, offset
+    ).size > 0
+
+
 # What readers ask, of a log or of its committed records. Each answer is that of one moment.
 LOOKS: dict[str, Callable[[Any], object]] = {
     "read": records,
@@ -112,6 +120,7 @@ LOOKS: dict[str, Callable[[Any], object]] = {
     "ends": lambda reader: (reader.state.log_start_offset, reader.state.log_end_offset),
     "newest": lambda reader: getattr(reader.newest(b"a"), "offset", None),
     "last": lambda reader: reader.offset_of_last(2),
+    "tail": tail,
     "last-offset": lambda reader: reader.last_offset(),
     "time": lambda reader: reader.offset_for_time(0, shown=True),
 }

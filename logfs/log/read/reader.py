@@ -98,6 +98,20 @@ def _offset_of_record(segment: Segment, number: int) -> int:
     return segment.next_offset
 
 
+def _records_before(segment: Segment, offset: int) -> int:
+    """Return how many records a segment has before a batch that begins at `offset`."""
+    index = segment.text_index
+    entry = index[index.number_of_offset(offset)]
+    count = entry.before.records
+    for found in segment.walk(entry.position, first_offset=entry.offset):
+        if isinstance(found, Damage) or found[1].header.is_control:
+            continue
+        if found[1].header.base_offset >= offset:
+            break
+        count += found[1].header.record_count
+    return count
+
+
 @dataclass(slots=True)
 class Traffic:
     """Counters of a mount, for metrics, since the partition was opened: bytes read, failed appends, failed reads."""
@@ -541,7 +555,11 @@ class Reader:
         for segment in reversed(state.segments):
             if segment.next_offset <= state.log_start_offset:
                 break
-            records = segment.end.text.records
+            segment_end = segment.end
+            records = segment_end.text.records
+            if segment_end.next_offset > state.log_end_offset:
+                # A batch has been appended to the segment, and its state is not published yet.
+                records = _records_before(segment, state.log_end_offset)
             if records < left:
                 left -= records
                 continue
