@@ -72,15 +72,16 @@ class LogScan(Generic[T]):
         """
         log, start, end = self.log, self._start, self._end
         by_record = False
-        stop, generation = start, -1
+        stop, seen = start, None
         tries, rounds = TRIES, _ROUNDS
         while True:
             reader, before = log.reader, start
             try:
                 if start >= stop:
-                    if reader.generation == generation or not rounds:
+                    # A partition that was moved has a new reader, whose generations begin anew.
+                    if (reader, reader.generation) == seen or not rounds:
                         return
-                    generation, rounds = reader.generation, rounds - 1
+                    seen, rounds = (reader, reader.generation), rounds - 1
                     stop = _stop(reader, end)
                     continue
                 first = reader.log_start_offset
@@ -101,7 +102,7 @@ class LogScan(Generic[T]):
                 # and another read in large pieces would meet the same damage. A read by record starts after the
                 # damage.
                 by_record |= start == before
-            except Gone:
+            except (Gone, FileNotFoundError):
                 # Another process has compacted or moved the partition.
                 tries = tries - 1 if start == before else TRIES
                 if not tries or log.look_again():

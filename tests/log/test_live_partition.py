@@ -28,6 +28,7 @@ from logfs.cli import main, scanning
 from logfs.errors import OffsetOutOfRange, UnknownPartition
 from logfs.format.base import names
 from logfs.format.base.names import TopicPartition
+from logfs.format.batches.record import Record
 from logfs.format.files import checkpoint
 from logfs.format.text.rendering import View
 from logfs.log.disk.disk import Disk, ReadOnlyDisk
@@ -43,19 +44,20 @@ from tests.support.examples import seed_of
 from tests.support.partitions import values
 from tests.support.processes import wait_for
 from tests.support.requirements import DEEP
-from tests.support.stores import fingerprint, locks_below
+from tests.support.stores import fingerprint, locks_below, set_topic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from logfs import Partition
+    from logfs.log.append.partition import Partition
     from logfs.log.disk.disk import Entry, File, Status
     from logfs.log.read.reader import Reader
     from tests.support.mounts import Mount
 
 NAME = "orders-0"
 WRITER = """
-import sys, logfs
+import sys
+from logfs.store.store import Store
 for line in sys.stdin:
     exec(line)
     print(flush=True)
@@ -75,7 +77,7 @@ class Writer:
 
     def open(self, log_dir: Path, next_value: int = 0) -> Writer:
         """Open this directory for the writes from now on."""
-        self(f"store = logfs.open({str(log_dir)!r}, create=True)")
+        self(f"store = Store({str(log_dir)!r})")
         self.log_dir = log_dir
         self.next_value = next_value
         return self
@@ -191,7 +193,7 @@ def retire(directory: Path, base: int) -> list[Path]:
 
 def test_a_reader_follows_appends_and_rolls(writer: Writer) -> None:
     """Each refresh shows the appends and rolls so far: by offset, as text, by time and in point lookups."""
-    with logfs.open(writer.log_dir, read_only=True) as store:
+    with Store(writer.log_dir, read_only=True) as store:
         assert store.log_dirs[0].live
         shown: dict[int, bytes] = {}
         partition = store[NAME]
@@ -209,7 +211,7 @@ def test_a_reader_follows_appends_and_rolls(writer: Writer) -> None:
 
 def test_a_view_continues_through_rolls(writer: Writer) -> None:
     """An open view only grows, and shows every record once, however often the log rolls."""
-    with logfs.open(writer.log_dir, read_only=True) as store:
+    with Store(writer.log_dir, read_only=True) as store:
         partition = store[NAME]
         view = TextView(partition, View.LINES)
         shown: list[bytes] = []
@@ -242,7 +244,7 @@ def test_a_directory_is_followed_once_a_writer_starts(
     if state == "torn":
         with log.open("ab") as file:
             file.write(log.read_bytes()[:70])
-    with logfs.open(writer.log_dir, read_only=True) as store:
+    with Store(writer.log_dir, read_only=True) as store:
         assert not store.log_dirs[0].live
         assert_shows(store, shown)
         second.open(writer.log_dir, next_value=5)(f"p = store[{NAME!r}]")
@@ -455,12 +457,12 @@ def test_a_half_written_batch_is_not_shown(writer: Writer, preallocate: bool) ->
     value = writer.append(1, size=50)[0]
     after = log.read_bytes()
     end = start + 12 + int.from_bytes(after[start + 8 : start + 12], "big")
-    with logfs.open(writer.log_dir, read_only=True) as store:
+    with Store(writer.log_dir, read_only=True) as store:
         assert_shows(store, {**shown, 3: value}, "half-0")
     for cut in [start + 1, start + 11, start + 13, start + 60, start + 62, end - 2]:
         room = b"\0" * (len(after) - cut) if preallocate else b""
         log.write_bytes(after[:cut] + room)
-        with logfs.open(writer.log_dir, read_only=True) as store:
+        with Store(writer.log_dir, read_only=True) as store:
             assert_shows(store, shown, "half-0")
             store.refresh()
             assert_shows(store, shown, "half-0")
@@ -476,7 +478,7 @@ def test_damage_in_appended_bytes_is_skipped(writer: Writer) -> None:
     shown = dict(enumerate(writer.append(1)))
     log = writer.log_dir / NAME / f"{0:020}.log"
     start = log.stat().st_size
-    with logfs.open(writer.log_dir, read_only=True) as store:
+    with Store(writer.log_dir, read_only=True) as store:
         assert_shows(store, shown)
         writer.append(1)
         writer.append(1)
@@ -504,7 +506,7 @@ def test_retention_moves_the_start_and_old_views_still_read(writer: Writer) -> N
     for _ in range(4):
         shown += writer.append(10)
         writer.roll()
-    with logfs.open(writer.log_dir, read_only=True) as store:
+    with Store(writer.log_dir, read_only=True) as store:
         partition = store[NAME]
         old = TextView(partition, View.LINES)
         assert old.size == len(lines(shown))
@@ -525,7 +527,7 @@ def test_all_segments_expire_between_two_refreshes(writer: Writer) -> None:
     """If all segments but an empty one are deleted, a view shows the rest of its own, then new records, each once."""
     directory = writer.log_dir / NAME
     shown = writer.append(5)
-    with logfs.open(writer.log_dir, read_only=True) as store:
+    with Store(writer.log_dir, read_only=True) as store:
         partition = store[NAME]
         view = TextView(partition, View.LINES)
         seen = view.read(0, view.size)
@@ -551,7 +553,7 @@ def test_offsets_of_files_that_vanish_unopened_are_out_of_range(writer: Writer) 
     for _ in range(4):
         writer.append(10)
         writer.roll()
-    with logfs.open(writer.log_dir, read_only=True) as store:
+    with Store(writer.log_dir, read_only=True) as store:
         partition = store[NAME]
         held = partition.segments[0]
         for path in segment_files(directory, 0):
@@ -585,7 +587,7 @@ def test_the_log_start_checkpoint_hides_deleted_records(writer: Writer) -> None:
         content = checkpoint.format_offsets({TopicPartition("orders", 0): offset})
         Disk().replace_file(writer.log_dir / LOG_STARTS, content)
 
-    with logfs.open(writer.log_dir, read_only=True) as store:
+    with Store(writer.log_dir, read_only=True) as store:
         note(14)
         assert_shows(store, {n: value for n, value in shown.items() if n >= 14})
         retire(directory, 0)
@@ -598,7 +600,7 @@ def test_truncation_is_noticed(writer: Writer) -> None:
     """After a truncation and new appends, fewer or more than before, only the current records are shown."""
     shown = dict(enumerate(writer.append(5)))
     shown.update(enumerate(writer.append(5), 5))
-    with logfs.open(writer.log_dir, read_only=True) as store:
+    with Store(writer.log_dir, read_only=True) as store:
         assert_shows(store, shown)
         old = TextView(store[NAME], View.LINES)
         held = store[NAME].active
@@ -636,7 +638,7 @@ def test_a_segment_is_cut_and_sealed_again_at_its_offset(
         for _ in range(2):
             shown.update(enumerate(writer.append(2, 1), len(shown)))
         writer.roll()
-    with logfs.open(writer.log_dir, read_only=True) as store:
+    with Store(writer.log_dir, read_only=True) as store:
         assert_shows(store, shown)
         writer(f"store.truncate({NAME!r}, {4 * cut + 2})")
         shown = {n: value for n, value in shown.items() if n < 4 * cut + 2}
@@ -667,12 +669,12 @@ def test_transactions_after_changes_that_were_not_seen_one_by_one(
     else:
         writer("p.append([Record(b'w', b'b')])")
         code["append"] = "Producer(p, 1).send_records([Record(b'open', b'a')])"
-    with logfs.open(writer.log_dir, read_only=True) as store:
+    with Store(writer.log_dir, read_only=True) as store:
         _ = [*store[NAME].committed.read()]
         for step in steps:
             writer(code[step])
         store.refresh()
-        with logfs.open(writer.log_dir, read_only=True) as fresh:
+        with Store(writer.log_dir, read_only=True) as fresh:
             for reader, other in (
                 (store[NAME], fresh[NAME]),
                 (store[NAME].committed, fresh[NAME].committed),
@@ -691,7 +693,7 @@ def test_an_index_is_cut_while_a_reader_uses_it(writer: Writer) -> None:
     writer.roll()
     for _ in range(50):
         shown.update(enumerate(writer.append(1), len(shown)))
-    with logfs.open(writer.log_dir, read_only=True) as store:
+    with Store(writer.log_dir, read_only=True) as store:
         assert_shows(store, shown)
         for path in (writer.log_dir / NAME).glob("*index"):
             os.truncate(path, 0)
@@ -725,7 +727,7 @@ def test_stale_index_entries_after_the_valid_ones_are_ignored(writer: Writer, si
         with path.open("r+b") as file:
             file.seek(start)
             file.write(b"".join(entry.pack(first + n, second + n) for n in range(500)))
-    with logfs.open(writer.log_dir, read_only=True) as store:
+    with Store(writer.log_dir, read_only=True) as store:
         assert_shows(store, shown)
         shown.update(enumerate(writer.append(2, size), len(shown)))
         assert_shows(store, shown)
@@ -793,7 +795,7 @@ def test_compaction_is_seen_whole_at_every_rename(writer: Writer, cache: Path) -
     shown[40] = b"40"
     kept = {n: value for n, value in shown.items() if n % 3 == 0 or n >= 20}
     states = [shown, kept]
-    with logfs.open(writer.log_dir, read_only=True) as store:
+    with Store(writer.log_dir, read_only=True) as store:
         old = TextView(store[NAME], View.LINES)
         assert old.size == len(lines(list(shown.values())))
 
@@ -803,7 +805,7 @@ def test_compaction_is_seen_whole_at_every_rename(writer: Writer, cache: Path) -
             while answer != states[0]:
                 del states[0]
             assert_shows(store, states[0])
-            with logfs.open(writer.log_dir, read_only=True) as fresh:
+            with Store(writer.log_dir, read_only=True) as fresh:
                 assert_shows(fresh, states[0])
 
         clean(writer.log_dir / NAME, [0, 10], lambda offset: offset % 3 == 0, look)
@@ -824,7 +826,7 @@ def test_a_text_index_from_before_a_compaction_is_ignored(writer: Writer) -> Non
     stale = text.read_bytes()
     clean(directory, [0], lambda offset: offset % 2 == 0, lambda: None)
     text.write_bytes(stale)
-    with logfs.open(writer.log_dir, read_only=True) as store:
+    with Store(writer.log_dir, read_only=True) as store:
         assert_shows(store, {n: b"%d" % n for n in [*range(0, 20, 2), 20]})
 
 
@@ -833,7 +835,7 @@ def test_a_text_index_from_before_a_compaction_is_ignored(writer: Writer) -> Non
 
 def test_partitions_come_and_go(writer: Writer) -> None:
     """After creations and deletions (rename, then removal), a name always leads to the current partition."""
-    with logfs.open(writer.log_dir, read_only=True) as store:
+    with Store(writer.log_dir, read_only=True) as store:
         assert list(store) == [NAME]
         writer.create("new-0")
         writer.append(2)
@@ -865,7 +867,7 @@ def test_a_partition_that_cannot_be_read_is_tried_again_when_it_changes(writer: 
     epochs = writer.log_dir / NAME / "leader-epoch-checkpoint"
     good = epochs.read_bytes()
     epochs.write_bytes(b"no checkpoint")
-    with logfs.open(writer.log_dir, read_only=True) as store:
+    with Store(writer.log_dir, read_only=True) as store:
         assert list(store) == ["other-0"]
         for _ in range(2):
             writer("store.checkpoints.write()")
@@ -914,7 +916,7 @@ def test_the_text_index_of_a_brokers_segment_is_made_once(writer: Writer, cache:
     good = path.read_bytes()
     for bad in (b"", good[:-1], good[28:], good[:40] + b"\1" + good[41:]):
         path.write_bytes(bad)
-        with logfs.open(writer.log_dir, read_only=True) as store:
+        with Store(writer.log_dir, read_only=True) as store:
             assert text_of(store[NAME]) == lines(expected)
         assert path.read_bytes() == good
     # Another file under the same name is another segment, even with the same size and times.
@@ -924,7 +926,7 @@ def test_the_text_index_of_a_brokers_segment_is_made_once(writer: Writer, cache:
     copy.write_bytes(log.read_bytes())
     copy.replace(log)
     os.utime(log, ns=(status.st_atime_ns, status.st_mtime_ns))
-    with logfs.open(writer.log_dir, read_only=True) as store:
+    with Store(writer.log_dir, read_only=True) as store:
         assert text_of(store[NAME]) == lines(expected)
     assert len(list(cache.iterdir())) == 2
 
@@ -936,7 +938,7 @@ def test_the_cache_is_bounded(writer: Writer, cache: Path, monkeypatch: pytest.M
         shown += writer.append(3)
         writer.roll()
     without_text_indexes(writer.log_dir / NAME)
-    with logfs.open(writer.log_dir, read_only=True) as store:
+    with Store(writer.log_dir, read_only=True) as store:
         assert text_of(store[NAME]) == lines(shown)
     (one, *others) = sorted(cache.iterdir(), key=lambda path: path.stat().st_mtime_ns)
     assert len(others) == 3
@@ -945,7 +947,7 @@ def test_the_cache_is_bounded(writer: Writer, cache: Path, monkeypatch: pytest.M
     shown += writer.append(3)
     writer.roll()
     without_text_indexes(writer.log_dir / NAME)
-    with logfs.open(writer.log_dir, read_only=True) as store:
+    with Store(writer.log_dir, read_only=True) as store:
         for segment in store[NAME].segments[1:]:
             _ = segment.end
     assert not one.exists()
@@ -965,7 +967,7 @@ def test_a_cache_that_cannot_be_written_is_no_error(
     shown = writer.append(3)
     writer.roll()
     without_text_indexes(writer.log_dir / NAME)
-    with logfs.open(writer.log_dir, read_only=True) as store:
+    with Store(writer.log_dir, read_only=True) as store:
         assert text_of(store[NAME]) == lines(shown)
 
 
@@ -1044,7 +1046,7 @@ def test_random_operations_of_the_writer_are_followed(
 ) -> None:
     """A reader that refreshes now and then follows appends, rolls, truncations, retention and compaction."""
     rng = random.Random(seed)
-    with logfs.open(writer.log_dir, read_only=True) as store:
+    with Store(writer.log_dir, read_only=True) as store:
         campaign = Campaign(writer, store, rng)
         steps = [
             campaign.append,
@@ -1061,7 +1063,7 @@ def test_random_operations_of_the_writer_are_followed(
                 assert_shows(store, campaign.left)
         assert_shows(store, campaign.left)
         left = campaign.left
-    with logfs.open(writer.log_dir, read_only=True) as store:
+    with Store(writer.log_dir, read_only=True) as store:
         assert_shows(store, left)
 
 
@@ -1269,6 +1271,34 @@ def test_commands_beside_a_writer_that_compacts(
     finally:
         ended.set()
         thread.join()
+
+
+def test_cat_misses_no_key_that_is_compacted_and_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """`cat` prints each key, also if the partition is compacted and moved between two looks at its end."""
+    log_dirs = [tmp_path / "one", tmp_path / "two"]
+    keys = [b"%d" % n for n in range(200)]
+    with Store(log_dirs) as store:
+        set_topic(store, "orders", cleanup_policy="compact", file_delete_delay_ms=0)
+        orders = store.create(NAME)
+        orders.append([Record(b"x", key) for key in keys])
+        moves = iter(range(2))
+
+        def stop(partition: Reader, end: int | None) -> int:
+            found = real(partition, end)
+            if next(moves, None) is not None:
+                store.writable(NAME).append([Record(b"x", key) for key in keys])
+                store.compact(NAME, roll=True)
+                others = [path for path in log_dirs if path != store[NAME].directory.parent]
+                store.move(NAME, others[0])
+                store.upkeep()
+            return found
+
+        real = scanning._stop
+        monkeypatch.setattr(scanning, "_stop", stop)
+        assert main(["cat", "-F", "%k\\n", *map(str, log_dirs), NAME]) == 0
+    assert {*capfdbinary.readouterr().out.splitlines()} == {*keys}
 
 
 @pytest.mark.parametrize("form", [["-J"], ["-F", "%k\\n"]])
