@@ -7,72 +7,157 @@ files. Retention and compaction decide which data are dropped.
 
     import logfs
 
-    with logfs.open("/var/lib/logfs") as store:
-        orders = store.create("orders-0")
-        first = orders.append([b"hello", logfs.Record(b"world", key=b"k", headers=[("h", b"1")])])
-        orders.flush()                                # durable from here on
-        for record in orders.read(offset=first):
-            print(record.offset, record.timestamp, record.value)
-        orders.offset_for_time(1638100400000)         # OffsetAndTimestamp, or None
-        columns = orders.columns(offset=0)            # numpy arrays: offsets, timestamps, value positions, …
-        store.groups.commit("billing", "orders-0", first)     # a consumer group's offset, where Kafka keeps it
+    with logfs.open("/var/lib/logfs", create=True) as store:
+        orders = store.create_topic("orders", partitions=3)
+        orders.append("hello", key="customer-7", headers={"source": "web"})
+        orders.flush()                                     # durable from here on
 
-`open` turns an empty directory into a new store; with `create=True` it also creates a missing directory. Offsets
-count records, positions count bytes, and times are milliseconds since the epoch.
+        first = store["orders-0"]                          # one partition
+        first.append_many([b"one", "two", logfs.Record(b"three", timestamp=1638100400000)])
+        for record in first.read():
+            print(record.offset, record.timestamp, record.key, record.value)
+        first.offset_for_time(1638100400000)               # OffsetAndTimestamp, or None
+        first.columns().to_polars()                        # also numpy, pyarrow, pandas
+        for record in first.follow(timeout=1):             # as they are appended; also `async for`
+            print(record.value)
+        with store.consumer("orders", group="billing", timeout=1) as consumer:
+            for record in consumer:                        # shares the partitions with other members
+                print(record.partition, record.value)
 
-The `logfs` command does the same at a shell prompt (`logfs --help`), and `logfs mount` presents a store as files.
-Read next: docs/architecture.md (the modules and their rules), docs/durability.md (what survives a crash) and
-docs/filesystem.md (the mount).
+`logfs.open(path, "r")` reads beside a broker or a mount, and changes nothing. Offsets count records, and times are
+milliseconds since the epoch. docs/python.md has all of it on one page. The `logfs` command does the same at a shell
+prompt (`logfs --help`), and `logfs mount` presents a store as files. docs/durability.md tells what survives a crash.
 """
 
 from __future__ import annotations
 
+import sys
+import types
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from logfs.errors import LogfsError
-    from logfs.format.batches.columns import Columns
+    from logfs.api.columns import PartitionColumns as Columns
+    from logfs.api.consumer import Consumer
+    from logfs.api.following import Following
+    from logfs.api.groups import ConsumerGroups
+    from logfs.api.partition import Partition
+    from logfs.api.records import ConsumerRecord
+    from logfs.api.store import Store, open
+    from logfs.api.topic import Topic, TopicSettings
+    from logfs.api.transaction import Transaction
+    from logfs.errors import (
+        CommitPending,
+        Corrupt,
+        InvalidName,
+        InvalidProducerEpoch,
+        InvalidRecord,
+        InvalidSetting,
+        InvalidStore,
+        InvalidTransactionState,
+        LogDirFailed,
+        LogfsError,
+        NotWritable,
+        OffsetOutOfRange,
+        OutOfOrderSequence,
+        PartitionExists,
+        PartitionFailed,
+        PartitionNotEmpty,
+        RecordTooLarge,
+        RemoteStorageError,
+        StoreClosed,
+        StoreLocked,
+        UnknownGroup,
+        UnknownPartition,
+        UnknownSetting,
+        Unsupported,
+    )
     from logfs.format.batches.record import Record, TimestampType
-    from logfs.log.append.partition import Partition
     from logfs.log.read.reader import OffsetAndTimestamp
-    from logfs.store.store import Store
-    from logfs.store.store import open_store as open
+    from logfs.log.segment.batch_iterator import DamagedRange
 
     __version__: str
 
 __all__ = [
     "Columns",
+    "CommitPending",
+    "Consumer",
+    "ConsumerGroups",
+    "ConsumerRecord",
+    "Corrupt",
+    "DamagedRange",
+    "Following",
+    "InvalidName",
+    "InvalidProducerEpoch",
+    "InvalidRecord",
+    "InvalidSetting",
+    "InvalidStore",
+    "InvalidTransactionState",
+    "LogDirFailed",
     "LogfsError",
+    "NotWritable",
     "OffsetAndTimestamp",
+    "OffsetOutOfRange",
+    "OutOfOrderSequence",
     "Partition",
+    "PartitionExists",
+    "PartitionFailed",
+    "PartitionNotEmpty",
     "Record",
+    "RecordTooLarge",
+    "RemoteStorageError",
     "Store",
+    "StoreClosed",
+    "StoreLocked",
     "TimestampType",
+    "Topic",
+    "TopicSettings",
+    "Transaction",
+    "UnknownGroup",
+    "UnknownPartition",
+    "UnknownSetting",
+    "Unsupported",
     "open",
 ]
 
-# The module and attribute of each public name. A module is imported when its name is first used.
+# The module and the attribute of each public name that is not an error. A module is imported when its name is first
+# used, so that `import logfs` is quick.
 _HOMES = {
-    "Columns": ("logfs.format.batches.columns", "Columns"),
-    "LogfsError": ("logfs.errors", "LogfsError"),
+    "Columns": ("logfs.api.columns", "PartitionColumns"),
+    "Consumer": ("logfs.api.consumer", "Consumer"),
+    "ConsumerGroups": ("logfs.api.groups", "ConsumerGroups"),
+    "ConsumerRecord": ("logfs.api.records", "ConsumerRecord"),
+    "DamagedRange": ("logfs.log.segment.batch_iterator", "DamagedRange"),
+    "Following": ("logfs.api.following", "Following"),
     "OffsetAndTimestamp": ("logfs.log.read.reader", "OffsetAndTimestamp"),
-    "Partition": ("logfs.log.append.partition", "Partition"),
+    "Partition": ("logfs.api.partition", "Partition"),
     "Record": ("logfs.format.batches.record", "Record"),
-    "Store": ("logfs.store.store", "Store"),
+    "Store": ("logfs.api.store", "Store"),
     "TimestampType": ("logfs.format.batches.record", "TimestampType"),
-    "open": ("logfs.store.store", "open_store"),
+    "Topic": ("logfs.api.topic", "Topic"),
+    "TopicSettings": ("logfs.api.topic", "TopicSettings"),
+    "Transaction": ("logfs.api.transaction", "Transaction"),
+    "open": ("logfs.api.store", "open"),
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        # The version of the installed package, which `pyproject.toml` sets.
-        from importlib.metadata import version
+class _LazyModule(types.ModuleType):
+    """The module `logfs`. A class has `__getattr__`, so that `help(logfs)` and type checkers do not meet it."""
 
-        return version("logfs")
-    if name not in _HOMES:
-        raise AttributeError(f"module 'logfs' has no attribute {name!r}")
-    import importlib
+    def __getattr__(self, name: str) -> Any:
+        if name == "__version__":
+            # The version of the installed package, which `pyproject.toml` sets.
+            from importlib.metadata import version
 
-    module, attribute = _HOMES[name]
-    return getattr(importlib.import_module(module), attribute)
+            return version("logfs")
+        if name not in __all__:
+            raise AttributeError(f"module 'logfs' has no attribute {name!r}")
+        import importlib
+
+        module, attribute = _HOMES.get(name, ("logfs.errors", name))
+        return getattr(importlib.import_module(module), attribute)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*self.__dict__, *__all__})
+
+
+sys.modules[__name__].__class__ = _LazyModule

@@ -296,6 +296,11 @@ class BrokerConfig:
     offset_metadata_max_bytes: int = _default("offset.metadata.max.bytes")
     offsets_topic_num_partitions: int = _default("offsets.topic.num.partitions")
     offsets_topic_segment_bytes: int = _default("offsets.topic.segment.bytes")
+    transaction_abort_timed_out_transaction_cleanup_interval_ms: int = _default(
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms"
+    )
+    transaction_state_log_num_partitions: int = _default("transaction.state.log.num.partitions")
+    transaction_state_log_segment_bytes: int = _default("transaction.state.log.segment.bytes")
     producer_id_expiration_check_interval_ms: int = _default(
         "producer.id.expiration.check.interval.ms"
     )

@@ -45,6 +45,13 @@ class UnknownPartition(LogfsError, KeyError):
         return str(self.args[0])
 
 
+class UnknownGroup(LogfsError, KeyError):
+    """No consumer group of the given name has committed offsets."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 class PartitionExists(LogfsError):
     """The store already has the partition, or a log directory already has a file or directory of that name."""
 
@@ -165,6 +172,17 @@ class ClusterError(LogfsError):
 
 class InvalidSetting(LogfsError, ValueError):
     """A setting's name is unknown, or its value has a wrong type, is out of range or contradicts another setting."""
+
+
+class UnknownSetting(InvalidSetting, KeyError):
+    """There is no setting of the given name."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class StoreClosed(LogfsError, ValueError):
+    """The store was closed; open it again."""
 
 
 class StoreLocked(LogfsError):

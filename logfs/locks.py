@@ -41,6 +41,11 @@ class Level(Enum):
         "one round of compaction; the names of its files",
     )
     # Locks of the store.
+    TRANSACTIONS = (
+        "Transactions._lock",
+        Wait.SYNCS,
+        "the replays of `__transaction_state`, and the transactions that are running",
+    )
     GROUPS = "Groups._lock", Wait.SYNCS, "the replays of `__consumer_offsets`, and its partitions"
     REGISTRY = (
         "PartitionRegistry.lock",

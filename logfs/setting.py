@@ -12,7 +12,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from logfs.errors import InvalidSetting, did_you_mean
+from logfs.errors import InvalidSetting, UnknownSetting, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -460,6 +460,13 @@ _BROKER_ROWS = (
          " decides which partition has a group's offsets."),
     _row(INT, "offsets.topic.segment.bytes", "104857600", 1,
          "The segment.bytes with which __consumer_offsets is created."),
+    _row(INT, "transaction.abort.timed.out.transaction.cleanup.interval.ms", "10000", 1,
+         "How often transactions that nobody continues are looked for, and ended."),
+    _row(INT, "transaction.state.log.num.partitions", "50", 1,
+         "How many partitions __transaction_state has; fixed at the first transaction, because the"
+         " number decides which partition has the state of a transactional id."),
+    _row(INT, "transaction.state.log.segment.bytes", "104857600", 1,
+         "The segment.bytes with which __transaction_state is created."),
     # Settings of tiered storage.
     _row(LONG, "remote.log.manager.task.interval.ms", "30000", 1,
          "How often logs are checked for segments to copy to remote storage, or to delete there."),
@@ -496,7 +503,7 @@ BROKER_SETTINGS: Mapping[str, Setting] = MappingProxyType(
 
 
 def topic_setting(name: str) -> Setting:
-    """Return the topic-level setting called `name`. Raises `InvalidSetting` if there is none."""
+    """Return the topic-level setting called `name`. Raises `UnknownSetting` if there is none."""
     found = TOPIC_SETTINGS.get(name)
     if found is None:
         raise _unknown("topic", name, TOPIC_SETTINGS, BROKER_SETTINGS)
@@ -504,7 +511,7 @@ def topic_setting(name: str) -> Setting:
 
 
 def broker_setting(name: str) -> Setting:
-    """Return the broker-level setting called `name`. Raises `InvalidSetting` if there is none."""
+    """Return the broker-level setting called `name`. Raises `UnknownSetting` if there is none."""
     found = BROKER_SETTINGS.get(name)
     if found is None:
         raise _unknown("broker", name, BROKER_SETTINGS, TOPIC_SETTINGS)
@@ -513,11 +520,11 @@ def broker_setting(name: str) -> Setting:
 
 def _unknown(
     level: str, name: str, known: Iterable[str], of_other_level: Iterable[str]
-) -> InvalidSetting:
+) -> UnknownSetting:
     to_list = "'logfs config LOGDIR" + (" --topic TOPIC'" if level == "topic" else "'")
     if name in of_other_level:
         hint = "the store: give no --topic" if level == "topic" else "a topic: give --topic"
         hint = f"; it is a setting of {hint}"
     else:
         hint = did_you_mean(name, known) or f"; {to_list} lists all"
-    return InvalidSetting(f"{name:.80}: there is no {level}-level setting of that name{hint}")
+    return UnknownSetting(f"{name:.80}: there is no {level}-level setting of that name{hint}")

@@ -104,6 +104,9 @@ BROKER_RANGES = {
     "offset.metadata.max.bytes": (0, INT_MAX),
     "offsets.topic.num.partitions": (1, INT_MAX),
     "offsets.topic.segment.bytes": (1, INT_MAX),
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": (1, INT_MAX),
+    "transaction.state.log.num.partitions": (1, INT_MAX),
+    "transaction.state.log.segment.bytes": (1, INT_MAX),
 }
 # kafka-storage 11.2.
 BROKER_DEFAULTS = {
@@ -127,6 +130,9 @@ BROKER_DEFAULTS = {
     "offset.metadata.max.bytes": 4096,
     "offsets.topic.num.partitions": 50,
     "offsets.topic.segment.bytes": 104_857_600,
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": 10_000,
+    "transaction.state.log.num.partitions": 50,
+    "transaction.state.log.segment.bytes": 104_857_600,
     # Of tiered storage; those of `remote.storage` are of logfs.
     "remote.log.manager.copy.max.bytes.per.second": LONG_MAX,
     "remote.log.manager.task.interval.ms": 30_000,

@@ -17,7 +17,7 @@ PACKAGE = ROOT / "logfs"
 # The layers from the top down. A module may import from its own layer and from the layers below.
 LAYERS = [
     "cli",
-    "mount spark",
+    "api mount spark",
     "schema mirror push volume report",
     "store",
     "log",
@@ -37,7 +37,9 @@ FOLDERS = {
         "internal_topic",
         "topic",
         "checkpoints",
+        "group_members",
         "groups",
+        "transactions",
         "staged_commits",
         "tiering",
         "maintenance",
@@ -78,7 +80,9 @@ IMPORTERS = {
     "trio": ["mount/"],
     "pyfuse3": ["mount/"],
     "pyspark": ["spark/", "cli/spark/"],
-    "pyarrow": ["spark/"],
+    "pyarrow": ["spark/", "api/columns.py", "format/encoding/arrow_batches.py"],
+    "pandas": ["api/columns.py"],
+    "polars": ["api/columns.py"],
     "matplotlib": ["spark/jobs/plot.py"],
     "numba": ["format/kernels/"],
     "argparse": ["cli/"],
@@ -102,6 +106,7 @@ IMPORTERS = {
     "Cryptodome": ["log/remote/encryption.py"],
     "fcntl": [
         "store/directory/lock.py",
+        "store/group_members.py",
         "push/translation_map.py",
         "volume/driver.py",
         "mount/",
@@ -279,7 +284,7 @@ def loaded_by(code: str) -> set[str]:
     return set(done.stdout.rsplit("LOADED", 1)[1].split())
 
 
-HEAVY = {"numba", "trio", "pyfuse3", "pyspark", "pyarrow"}
+HEAVY = {"numba", "trio", "pyfuse3", "pyspark", "pyarrow", "pandas", "polars"}
 
 
 @pytest.mark.parametrize(
@@ -306,7 +311,8 @@ def test_small_work_needs_no_compiler(tmp_path: Path) -> None:
     """Appending and reading a few records loads no numba, whose import takes a quarter of a second."""
     code = f"""
 import logfs
-with logfs.open({str(tmp_path / "log")!r}, create=True) as store:
+from logfs.store.store import Store
+with Store({str(tmp_path / "log")!r}) as store:
     orders = store.create("orders-0")
     orders.append([b"one", b"two"])
     assert [record.value for record in orders.read()] == [b"one", b"two"]

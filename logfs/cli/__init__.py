@@ -9,8 +9,8 @@ Commands share `common` (arguments, opening a store, tables, errors), `service_m
 `watch` (the snapshots that `status` and `top` show). `cat`, `tail` and `consume` also share `selection` (which
 records are printed), `human_times` (parses times), `reading` (the partitions of a TARGET), `scanning` (reads records,
 and skips damage), `decoding` (decodes keys and values by schemas), `output` (the form of the output) and
-`output_pipe` (what the reader of a pipe has taken). `members` assigns partitions to the members of a group. `dump` is
-a folder with a module for each kind of file, `spark` is one with a module for each job.
+`output_pipe` (what the reader of a pipe has taken). `dump` is a folder with a module for each kind of file, `spark`
+is one with a module for each job.
 """
 
 from __future__ import annotations

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from logfs.log.append.partition import Partition
     from logfs.log.read.log import Log
-    from logfs.log.read.read_committed import Isolation
     from logfs.store.admin.requests import Answer, Request
     from logfs.store.store import Store
 
@@ -101,17 +100,6 @@ def add_isolation(parser: argparse.ArgumentParser) -> None:
         default="read_uncommitted",
         help="read_uncommitted (all records), or read_committed: no aborted or open transactions",
     )
-
-
-def isolation_level(text: str) -> Isolation:
-    """Return the isolation level named `text`, such as `read_committed`. Raises `InvalidSetting` for other texts."""
-    from logfs.log.read.read_committed import Isolation
-
-    try:
-        return Isolation(text)
-    except ValueError:
-        levels = ", ".join(level.value for level in Isolation)
-        raise InvalidSetting(f"isolation level {text!r}: give one of {levels}") from None
 
 
 def add_log_dirs(parser: argparse.ArgumentParser) -> None:

@@ -14,16 +14,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.cli.common import add_isolation, add_target, ask, group_name, not_empty
 from logfs.cli.human_times import moment
-from logfs.cli.members import Membership
 from logfs.cli.output import Printer, add_form
 from logfs.cli.output_pipe import OutputPipe, pause
 from logfs.cli.reading import OpenLogs
 from logfs.cli.selection import EARLIEST, LATEST, add_filter
 from logfs.errors import InvalidName, NotWritable, StoreLocked
 from logfs.store.admin.requests import CommitOffsets
+from logfs.store.group_members import GroupMember, Place
 
 if TYPE_CHECKING:
     import argparse
+    from pathlib import Path
     from typing import Self
 
     from logfs.cli.reading import OpenLog
@@ -81,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     The exit code is 1 if a record could not be read, if offsets were deleted before they were read, or if that
     command failed. After a signal, it is 128 plus the signal's number. Raises `NotWritable` for a bucket, and the
-    errors of `OpenLogs` and `Membership`.
+    errors of `OpenLogs` and `GroupMember`.
     """
     for option, count in (("-n", arguments.lines), ("--batch", arguments.batch)):
         if count is not None and count < 1:
@@ -95,13 +96,11 @@ def run(arguments: argparse.Namespace) -> int:
             raise NotWritable(
                 f"{home}: nothing can be committed in a bucket; use 'logfs cat', or 'logfs tail -f'"
             )
-        with Membership(home, arguments.group) as member:
-            consumer = _Consumer(opened, member, arguments)
-            with _Signals() as signals:
-                try:
-                    consumer.consume(signals)
-                finally:
-                    consumer.finish()
+        with _Consumer(opened, home, arguments) as consumer, _Signals() as signals:
+            try:
+                consumer.consume(signals)
+            finally:
+                consumer.finish()
     return signals.exit_code or (0 if consumer.is_whole else 1)
 
 
@@ -130,13 +129,6 @@ class _Signals:
         self.exit_code = 128 + number
 
 
-class _Place(NamedTuple):
-    """The progress in a partition: `taken` is the next offset to consume, `committed` the committed offset or -1."""
-
-    taken: int
-    committed: int
-
-
 class _Printed(NamedTuple):
     """A printed batch: offsets [start, end) of a partition. Its text begins at byte `at` of the output."""
 
@@ -153,12 +145,12 @@ class _Consumer:
     failed.
     """
 
-    def __init__(self, opened: OpenLogs, member: Membership, arguments: argparse.Namespace) -> None:
+    def __init__(self, opened: OpenLogs, home: Path, arguments: argparse.Namespace) -> None:
         self._opened = opened
-        self._member = member
         self._arguments = arguments
         self._group: str = arguments.group
-        self._places: dict[OpenLog, _Place] = {}
+        self._logs: dict[str, OpenLog] = {}
+        self._member = GroupMember(home, self._group, self._begin, self._commit)
         self._due = 0.0
         self._pipe = OutputPipe()
         self._printer = Printer(arguments, arguments.lines, self._pipe.out)
@@ -170,23 +162,33 @@ class _Consumer:
         self._is_waiting = False
         self.is_whole = True
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._member.close()
+
     def consume(self, signals: _Signals) -> None:
         """Consume batches until a limit (records or idle time) is reached, a signal arrives, or a command fails."""
         idle, since = self._arguments.idle_exit, time.monotonic()
         while not (self._is_refused or self._printer.is_done or signals.exit_code):
             self._join()
             # Consume one batch of each partition.
-            taken = [not signals.exit_code and self._take(log) for log in [*self._places]]
+            places = [*self._member.places]
+            taken = [not signals.exit_code and self._take(self._logs[name]) for name in places]
             if any(taken):
                 since = time.monotonic()
-            elif idle is not None and time.monotonic() - since >= idle and self._has_all():
+            elif (
+                idle is not None
+                and time.monotonic() - since >= idle
+                and self._member.has_all([*self._logs])
+            ):
                 return
             else:
                 pause(_POLL_SECONDS)
             if time.monotonic() >= self._due:
                 self._forget_taken()
-                for log in [*self._places]:
-                    self._try_to_commit(log)
+                self._try_to_commit()
                 self._due = time.monotonic() + _COMMIT_SECONDS
 
     def finish(self) -> None:
@@ -220,7 +222,7 @@ class _Consumer:
 
     def _is_complete(self, batch: _Printed) -> bool:
         """Whether all of a batch was written: False if the output's reader exited before the end of the batch."""
-        return self._places[batch.log].taken >= batch.end
+        return self._member.places[batch.log.name].taken >= batch.end
 
     def _offset_after(self, batch: _Printed, taken: int) -> int:
         """Return the next offset after those records of a batch that lie in the first `taken` bytes of the output."""
@@ -234,10 +236,10 @@ class _Consumer:
         ends = range(batch.start, batch.end + 1)
         return batch.start + bisect(ends, False, key=is_left) - 1
 
-    def _try_to_commit(self, log: OpenLog) -> bool:
-        """Commit a partition. If another process holds the lock of the log directory, warn once, and return False."""
+    def _try_to_commit(self, name: str | None = None) -> bool:
+        """Commit one partition or all. If another process has locked the log directory, warn once; return False."""
         try:
-            self._commit(log)
+            self.commit(name)
         except StoreLocked as error:
             if not self._is_waiting:
                 _warn(
@@ -249,47 +251,43 @@ class _Consumer:
         self._is_waiting = False
         return True
 
-    def commit(self) -> None:
-        """Commit the offsets of all partitions.
+    def commit(self, name: str | None = None) -> None:
+        """Commit the offset of the partition `name`, or the offsets of all partitions.
 
         Raises `StoreLocked` if another process holds the lock of the log directory.
         """
-        for log in self._places:
-            self._commit(log)
-
-    def _has_all(self) -> bool:
-        """Whether this member reads all partitions assigned to it: only then may `--idle-exit` end the command."""
-        names = [log.name for log in self._opened.logs]
-        return {log.name for log in self._places} == {*self._member.assigned(names)}
+        taken = {
+            each: place.taken for each, place in self._member.places.items() if name in (None, each)
+        }
+        # Of a partition with printed batches, only those before them have been taken.
+        for batch in reversed(self._printed):
+            if batch.log.name in taken:
+                taken[batch.log.name] = batch.start
+        self._member.commit(taken)
 
     def _join(self) -> None:
         """Release the partitions now assigned to other members, and start to read those assigned to this member."""
         self._opened.store.refresh()
         self._opened.find_new()
-        mine = {*self._member.assigned([log.name for log in self._opened.logs])}
-        for log in [*self._places]:
-            if log.name in mine:
-                continue
-            # Commit all printed batches, even those that the reader of the pipe has not taken yet. Otherwise the
-            # member that gets this partition would print them again.
-            self._forget_printed(log)
-            if self._try_to_commit(log):
-                del self._places[log]
-                self._member.release(log.name)
+        self._logs = {log.name: log for log in self._opened.logs}
         for log in self._opened.logs:
             if log.look_again(refresh=False):
                 # The partition was deleted and created again: start over with the new one.
-                self._places.pop(log, None)
                 self._forget_printed(log)
-                self._member.release(log.name)
-            if log.name in mine and log not in self._places and self._member.take(log.name):
-                self._places[log] = log.ask(self._begin)
+                self._member.forget(log.name)
+        self._member.join([*self._logs], self._release)
 
-    def _begin(self, reader: Reader) -> _Place:
-        """Return where to begin in a partition.
+    def _release(self, name: str) -> bool:
+        # Commit all printed batches, even those that the reader of the pipe has not taken yet. Otherwise the member
+        # that gets this partition would print them again.
+        self._forget_printed(self._logs[name])
+        return self._try_to_commit(name)
 
-        This is the group's committed offset or, if there is none, the offset that `--from` gives.
-        """
+    def _begin(self, name: str) -> Place:
+        """Return where to begin in a partition: at the committed offset or, if there is none, as `--from` says."""
+        return self._logs[name].ask(self._place)
+
+    def _place(self, reader: Reader) -> Place:
         # `end` is the log end offset even for read_committed: read_uncommitted members of the group may have
         # committed beyond the last stable offset.
         name, end = reader.name.directory, reader.log.state.log_end_offset
@@ -297,19 +295,19 @@ class _Consumer:
         self._opened.store.refresh()
         found = self._opened.store.groups.committed(self._group, name)
         if found is None:
-            return _Place(_resolve(self._arguments.begin, reader), -1)
+            return Place(_resolve(self._arguments.begin, reader), -1)
         if found.offset > end:
             _warn(
                 f"{name}: {self._group} has committed {found.offset}, but the log ends at {end}: it continues there"
             )
-        return _Place(min(found.offset, end), found.offset)
+        return Place(min(found.offset, end), found.offset)
 
     def _take(self, log: OpenLog) -> bool:
         """Print the next batch of a partition, or run the command for it.
 
         Return False if there is no batch, or the command fails.
         """
-        place, left = self._places[log], self._printer.left
+        place, left = self._member.places[log.name], self._printer.left
         most = _PRINTED if self._arguments.exec is None else self._arguments.batch
         # Only `left` more records may be printed, so take at most `left` offsets: each has at most one record.
         most = most if left is None else min(most, left)
@@ -329,9 +327,9 @@ class _Consumer:
         elif not self._execute(log, start, end):
             self.is_whole, self._is_refused = False, True
             return False
-        self._places[log] = place._replace(taken=end)
+        self._member.advance(log.name, end)
         if self._arguments.exec is not None:
-            self._try_to_commit(log)
+            self._try_to_commit(log.name)
         return True
 
     def _execute(self, log: OpenLog, start: int, end: int) -> bool:
@@ -354,14 +352,9 @@ class _Consumer:
             )
         return not done.returncode
 
-    def _commit(self, log: OpenLog) -> None:
-        place = self._places[log]
-        left = (batch.start for batch in self._printed if batch.log is log)
-        taken = next(left, place.taken)
-        if taken == place.committed:
-            return
-        ask(self._opened.log_dirs, CommitOffsets(self._group, {log.name: str(taken)}))
-        self._places[log] = place._replace(committed=taken)
+    def _commit(self, offsets: dict[str, int]) -> None:
+        texts = {name: str(offset) for name, offset in offsets.items()}
+        ask(self._opened.log_dirs, CommitOffsets(self._group, texts))
 
 
 def _resolve(text: str, reader: Reader) -> int:

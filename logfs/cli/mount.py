@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from logfs.cli.common import isolation_level, path_argument
+from logfs.cli.common import path_argument
 from logfs.cli.mirror import add_source, source_of
 from logfs.cli.service_manager import notify
 from logfs.errors import InvalidStore
@@ -189,7 +189,7 @@ def _session(arguments: argparse.Namespace) -> Callable[..., None]:
 
 
 def _store_session(arguments: argparse.Namespace, words: list[str]) -> Callable[..., None]:
-    from logfs.log.read.read_committed import Isolation
+    from logfs.log.read.read_committed import Isolation, isolation_level
     from logfs.mount.session import MountOptions, run
 
     *log_dirs, mountpoint = arguments.paths

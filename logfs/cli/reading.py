@@ -8,7 +8,6 @@ import time
 from typing import TYPE_CHECKING, TypeVar
 
 from logfs.cli.common import (
-    isolation_level,
     partition,
     partitions_in,
     recovery_progress,
@@ -55,6 +54,7 @@ class OpenLogs:
         `InvalidSetting` for an unknown level, `UnknownPartition`, the errors of opening a store read-only and, for an
         offline partition, the error that made it offline.
         """
+        from logfs.log.read.read_committed import isolation_level
         from logfs.store.store import Store
 
         self._target = target(words)
@@ -155,7 +155,7 @@ class OpenLog:
         to another log directory: its log is the same. Raises `UnknownPartition` if the partition was deleted.
         """
         if refresh:
-            self.store.refresh()
+            self.store.refresh(self.name)
         before, self._log = self._log, self._find()
         if self._log is before:
             return False

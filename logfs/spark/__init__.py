@@ -7,15 +7,15 @@ It reads and writes log directories and needs no broker:
     spark = logfs.spark.session("pipeline")        # or: logfs.spark.register(spark) with a session of your own
     orders = spark.read.format("logfs").option("subscribe", "orders").load("/var/lib/logfs")
 
-Only this package imports pyarrow, and only this package and `cli/spark` import pyspark. docs/spark.md describes every
-option, with an example.
+Only this package and `cli/spark` import pyspark; pyarrow is imported here and in `format.encoding.arrow_batches`.
+docs/spark.md describes every option, with an example.
 
 - `source`: the data source that Spark registers. Begin here.
 - `options`: parses and checks the options of reads.
 - `topics`: the partitions of a read, and the offsets at which the read begins and ends in them.
 - `filters`: the filters of a query that are evaluated while the log is read, instead of by Spark.
 - `splits`: plans what each task reads, reads it, and reports records that were deleted meanwhile.
-- `arrow`: converts records to Arrow batches.
+- `kafka_schema`: the columns of the source, as types of Spark and of Arrow.
 - `batch`, `stream`: the readers of batch queries and of streaming queries.
 - `sink`: the writers. `jobs`: the Spark jobs verify, reindex, compact, stats, export and import.
 - `known_names`: the names of all options. `catalog`: keeps the options of tables in Spark's catalog.

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader
 
+from logfs.format.encoding.arrow_batches import BatchMaker
 from logfs.spark import splits
-from logfs.spark.arrow import BatchMaker, arrow_schema, check_schema
 from logfs.spark.filters import PushedFilters
+from logfs.spark.kafka_schema import arrow_schema, check_schema
 from logfs.spark.topics import opened, ranges, resolve
 from logfs.spark.workers import short_errors
 

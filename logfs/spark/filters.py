@@ -30,8 +30,8 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
+from logfs.format.encoding.arrow_batches import FIRST_MS, LAST_MS
 from logfs.log.scan import scan_split
-from logfs.spark.arrow import FIRST_MS, LAST_MS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 
-from logfs.spark.arrow import kafka_schema
 from logfs.spark.batch import BatchReader, FilteredReader
 from logfs.spark.catalog import options_of_table, options_to_create, with_options
+from logfs.spark.kafka_schema import kafka_schema
 from logfs.spark.known_names import check_options
 from logfs.spark.options import check_columns, columns_of, flag, read_options
 from logfs.spark.sink.options import write_options

@@ -16,6 +16,7 @@ from pyspark.sql.datasource import InputPartition
 
 from logfs.errors import Corrupt, LogfsError
 from logfs.format.base.names import parse_directory
+from logfs.format.encoding.arrow_batches import ArrowRun, grouped
 from logfs.format.files import checkpoint
 from logfs.log.disk.bucket_path import as_path
 from logfs.log.disk.disk import Gone
@@ -23,7 +24,6 @@ from logfs.log.remote.disks import read_only_disk
 from logfs.log.scan import scan_split
 from logfs.log.segment.batch_iterator import DamagedRange
 from logfs.spark import workers
-from logfs.spark.arrow import ArrowRun, grouped
 from logfs.spark.filters import PushedFilters
 from logfs.spark.workers import NotOnHost
 from logfs.store.directory.log_dir import RECOVERY_POINTS
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 
     from logfs.format.base.names import TopicPartition
     from logfs.format.batches.columns import Columns
+    from logfs.format.encoding.arrow_batches import BatchMaker
     from logfs.log.disk.disk import Disk
     from logfs.log.read.reader import Reader
     from logfs.log.scan.scan_split import SegmentSplit
     from logfs.log.scan.segment_descriptor import SegmentDescriptor
-    from logfs.spark.arrow import BatchMaker
     from logfs.spark.options import ReadOptions
 
 logger = logging.getLogger(__name__)

@@ -23,10 +23,11 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from logfs.format.encoding.arrow_batches import BatchMaker
 from logfs.log.scan import scan_split
 from logfs.spark import splits
-from logfs.spark.arrow import BatchMaker, arrow_schema, check_schema
 from logfs.spark.group_position import GroupPosition
+from logfs.spark.kafka_schema import arrow_schema, check_schema
 from logfs.spark.topics import (
     Topics,
     from_json,

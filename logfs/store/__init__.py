@@ -10,6 +10,8 @@ Each folder and module imports only from those below it in this list; annotation
 - `tiering`: keeps the list of the segments that are in an object store.
 - `staged_commits`: appends batches from temporary files to several partitions: to all or to none, and never twice.
 - `groups`: the committed offsets of consumer groups, in `__consumer_offsets` (Kafka's GroupCoordinator).
+- `transactions`: transactions over several partitions, in `__transaction_state` (Kafka's TransactionCoordinator).
+- `group_members`: the members of a consumer group on one machine, and which partitions each of them reads.
 - `checkpoints`: the checkpoint files of all log directories.
 - `topic`: appends to all partitions of a topic, and reads them merged by time.
 - `internal_topic`: the topics that the store itself writes and reads.

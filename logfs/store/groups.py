@@ -151,6 +151,18 @@ class Groups:
         `NotWritable`, `RecordTooLarge` if the batch would be larger than the settings allow (Kafka:
         INVALID_COMMIT_OFFSET_SIZE), and the errors of `log_of` and of an append.
         """
+        commits = self._commits_of(group, offsets, metadata)
+        with self._writing(group):
+            self.log_of(group).append(self._encoded(group, commits), in_one_batch=True)
+        return commits
+
+    def records_of(self, group: str, offsets: Mapping[str, int]) -> list[Record]:
+        """Return the records that commit `offsets`, for a transaction. Raises the errors of `commit_all`."""
+        return self._encoded(group, self._commits_of(group, offsets, ""))
+
+    def _commits_of(
+        self, group: str, offsets: Mapping[str, int], metadata: str
+    ) -> dict[str, OffsetCommit]:
         for name, offset in offsets.items():
             self._registry[name].check_readable(offset)
         if not group:
@@ -160,16 +172,19 @@ class Groups:
             raise InvalidRecord(
                 f"group {group:.40}: metadata exceeds offset.metadata.max.bytes={longest} or 32767 bytes; shorten it"
             )
-        commits, records = {}, []
-        for name, offset in offsets.items():
-            partition = self._registry[name]
-            epoch = partition.epochs.epoch_for(offset)
-            commit = OffsetCommit(offset, metadata, self._registry.clock(), epoch)
-            records.append(Record(commit.encode(), _encode_key(group, partition.name)))
-            commits[name] = commit
-        with self._writing(group):
-            self.log_of(group).append(records, in_one_batch=True)
-        return commits
+        now_ms = self._registry.clock()
+        return {
+            name: OffsetCommit(
+                offset, metadata, now_ms, self._registry[name].epochs.epoch_for(offset)
+            )
+            for name, offset in offsets.items()
+        }
+
+    def _encoded(self, group: str, commits: Mapping[str, OffsetCommit]) -> list[Record]:
+        return [
+            Record(commit.encode(), _encode_key(group, self._registry[name].name))
+            for name, commit in commits.items()
+        ]
 
     def restore(self, group: str, name: str, commit: OffsetCommit) -> None:
         """Append again, durably and unchanged, a commit that was removed when its partition was deleted.

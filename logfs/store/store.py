@@ -46,6 +46,7 @@ from logfs.store.settings import Settings
 from logfs.store.staged_commits import Commits
 from logfs.store.tiering.tiered_logs import TieredLogs
 from logfs.store.topic import Topic
+from logfs.store.transactions import Transactions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -106,11 +107,13 @@ class Store:
 
         With `read_only` nothing on the disk is written, locked or repaired. Otherwise an empty directory becomes a
         log directory, and with `create` a missing one, too, if its parent directory exists. Any other path that is
-        not a log directory raises `InvalidStore`, and nothing in it is changed. The other arguments and errors are as
-        for `logfs.open`; `progress` may be called by several threads at the same time. The partitions that `only`
-        excludes are not listed. They are loaded only if the store itself needs them, for a decided commit or as part
-        of an internal topic. With `lazy`, a partition is loaded, and recovered if necessary, at its first use or by
-        `load_all`; otherwise the constructor loads all partitions.
+        not a log directory raises `InvalidStore`, and nothing in it is changed. `clock` returns the time in ms since
+        the epoch. `progress` is called with (partition, bytes read, bytes in all) during recovery, perhaps by several
+        threads at the same time. `only` is the name of the one partition to load, or a function that selects
+        partitions by name. With `recover` all partitions are recovered, even after a clean shutdown. The errors are
+        those of `logfs.open`. The partitions that `only` excludes are not listed. They are loaded only if the store
+        itself needs them, for a decided commit or as part of an internal topic. With `lazy`, a partition is loaded,
+        and recovered if necessary, at its first use or by `load_all`; otherwise the constructor loads all partitions.
 
         A `Lease` may be given in place of a log directory that another process has locked; it permits work on one
         partition. The URL of a bucket, such as `s3://bucket/prefix`, may be given alone and with `read_only`; the
@@ -129,21 +132,7 @@ class Store:
             self.settings = registry.settings = Settings(
                 [(log_dir.disk, log_dir.path) for log_dir in self.log_dirs]
             )
-            self.groups = Groups(registry, self.create)
-            self.commits = Commits(registry)
-            self.tiered = TieredLogs(registry, self.create)
-            self.checkpoints = Checkpoints(registry)
-            context = MaintenanceContext(
-                registry, self.checkpoints, self.commits, self.tiered, self.groups
-            )
-            self.retainer = Retainer(context)
-            self.compactor = Compactor(context)
-            self.remote_log_manager = RemoteLogManager(context)
-            self.mover = Mover(context, self.compactor)
-            self.deleter = Deleter(context)
-            self.scheduler = MaintenanceScheduler(
-                context, self.retainer, self.compactor, self.mover
-            )
+            self._make_parts()
             registry.loader = PartitionLoader(
                 registry,
                 self.commits,
@@ -157,6 +146,29 @@ class Store:
             for log_dir in self.log_dirs:
                 log_dir.close()
             raise
+
+    def _make_parts(self) -> None:
+        """Make the parts of the store, which read nothing yet."""
+        registry = self.registry
+        self.groups = Groups(registry, self.create)
+        self.transactions = Transactions(registry, self.create, self.groups)
+        self.commits = Commits(registry)
+        self.tiered = TieredLogs(registry, self.create)
+        self.checkpoints = Checkpoints(registry)
+        context = MaintenanceContext(
+            registry,
+            self.checkpoints,
+            self.commits,
+            self.tiered,
+            self.groups,
+            self.transactions,
+        )
+        self.retainer = Retainer(context)
+        self.compactor = Compactor(context)
+        self.remote_log_manager = RemoteLogManager(context)
+        self.mover = Mover(context, self.compactor)
+        self.deleter = Deleter(context)
+        self.scheduler = MaintenanceScheduler(context, self.retainer, self.compactor, self.mover)
 
     def _find_partitions(self) -> None:
         """Find and load the partitions, then finish the commits that are decided but not done.
@@ -180,6 +192,8 @@ class Store:
                 log_dir.note_store(every)
         if not (self.read_only or self.registry.loader.is_partial):
             self.deleter.finish()
+            if not self._is_lazy:
+                self.transactions.finish()
         try:
             self.commits.finish()
         except (LogfsError, OSError) as error:
@@ -217,7 +231,7 @@ class Store:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if isinstance(error, KeyboardInterrupt):
             # Ctrl-C may have interrupted a change half-way, so the directories must not be marked as clean.
-            self._leave()
+            self.leave()
         else:
             self.close()
 
@@ -467,11 +481,12 @@ class Store:
         if not self.log_dirs:
             raise PartitionFailed(f"{name}: the store is closed; open it again")
 
-    def refresh(self) -> None:
+    def refresh(self, name: str | None = None) -> None:
         """Bring a read-only store up to date with the partitions and records that other processes have changed.
 
         In a writable store this does nothing. A deleted partition is removed from the store. A partition that was
-        deleted and created again becomes a new object; readers of the old object can still read its segments.
+        deleted and created again becomes a new object; readers of the old object can still read its segments. With
+        `name`, the records of that partition alone are brought up to date, which is faster.
         """
         if not self.read_only:
             return
@@ -486,11 +501,12 @@ class Store:
                 self.registry.find_missing_log_dirs()
         if changed and not self._is_lazy:
             self.registry.loader.load_all()
-        for name, partition in self.registry.partitions.copy().items():
+        loaded = self.registry.partitions.copy()
+        for each in loaded if name is None else loaded.keys() & {name}:
             try:
-                partition.refresh()
+                loaded[each].refresh()
             except (LogfsError, OSError) as error:
-                logger.error("%s: cannot be refreshed: %s", name, error)
+                logger.error("%s: cannot be refreshed: %s", each, error)
 
     def is_unchanged(self) -> bool:
         """Whether a read-only store is certainly up to date. Costs two calls of `stat` for each partition.
@@ -543,7 +559,7 @@ class Store:
                 self.tiered.release()
                 self._release()
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
         """Unlock the log directories without a flush or a clean-shutdown marker, as if the process were killed.
 
         Used after Ctrl-C. The partitions accept no more appends, and the next opening recovers them.
@@ -607,35 +623,3 @@ class Store:
                     if log_dir not in dirty:
                         log_dir.mark_clean()
         errors.throw()
-
-
-def open_store(
-    log_dirs: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
-    *,
-    create: bool = False,
-    read_only: bool = False,
-    clock: Callable[[], int] = now_ms,
-    progress: Progress | None = None,
-    only: Only | None = None,
-    recover: bool = False,
-) -> Store:
-    """Open log directories as a `Store`, and recover the partitions that were not closed cleanly.
-
-    An empty directory becomes a new store. A missing directory becomes one only with `create`, so that a misspelt
-    path is an error (`InvalidStore`) and not a new store. With `read_only` nothing on the disk is changed or locked.
-    `clock` returns the time in ms since the epoch. `progress` is called with (partition, bytes read, bytes in all)
-    during recovery. `only` is the name of the one partition to load, or a function that selects partitions by name.
-    With `recover` all partitions are recovered, even after a clean shutdown.
-
-    Raises `StoreLocked` if another process has locked a directory, `InvalidStore`, `NotWritable` for a bucket without
-    `read_only`, `InvalidSetting` and `Corrupt` for wrong or damaged settings files, and `OSError`.
-    """
-    return Store(
-        log_dirs,
-        read_only=read_only,
-        clock=clock,
-        progress=progress,
-        only=only,
-        recover=recover,
-        create=create,
-    )

@@ -12,7 +12,7 @@ from logfs.log.append.partition import writable
 from logfs.log.append.topic_framer import Partitioner, check_partitions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from logfs.format.batches.record import Record, Value
     from logfs.log.append.partition import Partition
@@ -88,7 +88,7 @@ class Topic:
         """Restore the partitions of the deleted topic, with its settings. Raises the errors of `Store.undelete`."""
         return [self._store.undelete(name) for name in self._store.deleter.deleted(self.name)]
 
-    def append(self, records: Iterable[Value | Record]) -> Sequence[tuple[int, int]]:
+    def append(self, records: Iterable[Value | Record]) -> list[tuple[int, int]]:
         """Append records to the partitions that Kafka's default partitioner chooses; return their offsets.
 
         For each record, the result has (partition number, offset). A record with a key goes to the partition of the
@@ -96,6 +96,16 @@ class Topic:
         records are readable at once, and durable after `flush`. Raises the errors of `partitions`, `Partition.append`
         and `check_partitions`; after an error, the records of some partitions may have been appended.
         """
+        return self.append_by(
+            records, lambda name, chosen: self._store.writable(name).append(chosen)
+        )
+
+    def append_by(
+        self,
+        records: Iterable[Value | Record],
+        append: Callable[[str, list[Record]], int],
+    ) -> list[tuple[int, int]]:
+        """Do the work of `append`: `append` appends records to the named partition, and returns the first offset."""
         partitions = self.partitions
         check_partitions(self.name, partitions)
         partitioner = self._partitioner
@@ -108,7 +118,7 @@ class Topic:
             rows.setdefault(number, []).append(row)
         places = [(-1, -1)] * len(wanted)
         for number, chosen in sorted(rows.items()):
-            first = writable(partitions[number]).append([wanted[row] for row in chosen])
+            first = append(f"{self.name}-{number}", [wanted[row] for row in chosen])
             for offset, row in enumerate(chosen, first):
                 places[row] = (number, offset)
         return places

@@ -254,7 +254,7 @@ def most_partitions() -> int:
 
 
 def _many_partitions(bench: Bench, kafka: Kafka) -> list[Result]:
-    from logfs import Record
+    from logfs.format.batches.record import Record
 
     count = min(bench.pick(10_000, 300), most_partitions()) // PARTITIONS_A_TOPIC
     broker = kafka.broker("many", **SETTINGS).start()

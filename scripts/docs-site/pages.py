@@ -144,8 +144,10 @@ def api() -> str:
     """Return a page with the public names of the package, from their docstrings."""
     text = "# Python API\n\n::: logfs\n    options:\n      members: false\n      show_root_heading: false\n"
     for name in sorted(logfs.__all__, key=lambda name: (name != "open", name)):
-        if name != "LogfsError":
-            text += f"\n::: logfs.{name}\n    options:\n      heading: {name}\n      toc_label: {name}\n"
+        kind = getattr(logfs, name)
+        if not (isinstance(kind, type) and issubclass(kind, logfs.LogfsError)):
+            place = f"{kind.__module__}.{kind.__qualname__}"
+            text += f"\n::: {place}\n    options:\n      heading: {name}\n      toc_label: {name}\n"
     return (
         text + "\n::: logfs.errors\n    options:\n      heading: Errors\n      toc_label: Errors\n"
     )

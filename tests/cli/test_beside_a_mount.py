@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import logfs
+from logfs.store.store import Store
 from tests.support.command_line import call, fails, ok
 from tests.support.mounts import Mount, refuses
 from tests.support.processes import wait_for
@@ -139,7 +139,7 @@ def test_the_answers_are_the_same(tmp_path: Path) -> None:
         base = tmp_path / kind
         for name in ("log", "other"):
             (base / name).mkdir(parents=True)
-        with logfs.open([base / "log", base / "other"]) as store:
+        with Store([base / "log", base / "other"], create=False) as store:
             # The partitions of the commands go where there are fewest.
             for number in range(10):
                 store.create(f"filler-{number}")
@@ -161,7 +161,7 @@ def test_the_answers_are_the_same(tmp_path: Path) -> None:
 
 def _gather(base: Path) -> None:
     """Leave all partitions in one log directory but for the ten that make the other the fuller one."""
-    with logfs.open([base / "log", base / "other"]) as store:
+    with Store([base / "log", base / "other"], create=False) as store:
         for name in list(store):
             if store.registry.home(name) == base / "log":
                 store.move(name, base / "other")
@@ -327,7 +327,7 @@ def test_requests_without_an_end(mount: Mount) -> None:
 
 def test_a_holder_that_is_no_mount_is_named(log_dir: Path) -> None:
     """Another process that has the directories open is named, and nothing is changed."""
-    with logfs.open(log_dir, create=True) as store:
+    with Store(log_dir) as store:
         store.create("orders-0")
     hold = "import logfs, sys; s = logfs.open(sys.argv[1]); print('held', flush=True); input()"
     with subprocess.Popen(

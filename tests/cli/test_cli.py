@@ -42,7 +42,7 @@ NOON = 1638100400000
 @pytest.fixture
 def orders(log_dir: Path) -> Path:
     """A partition of ten records with known keys, values, headers and times, in five batches."""
-    with logfs.open(log_dir, create=True) as store:
+    with Store(log_dir) as store:
         partition = store.create("orders-0")
         for number in range(0, 10, 2):
             partition.append(
@@ -456,7 +456,7 @@ def test_cat_of_many(log_dir: Path) -> None:
 
 def test_cat_names_records_that_leave_the_log(log_dir: Path) -> None:
     """Records that retention deletes while the output is read slowly are reported, and all others are printed."""
-    with logfs.open(log_dir, create=True) as store:
+    with Store(log_dir) as store:
         store.settings.set_topic("orders", "segment.bytes", "100000")
         store.settings.set_topic("orders", "file.delete.delay.ms", "0")
         orders = store.create("orders-0")
@@ -651,7 +651,7 @@ def test_dump_json(orders: Path) -> None:
 
 def test_dump_indexes(log_dir: Path) -> None:
     """`logfs dump` of .index and .timeindex prints and checks their entries (kafka-storage 13.2)."""
-    with logfs.open(log_dir, create=True) as store:
+    with Store(log_dir) as store:
         store.settings.set_topic("orders", "index.interval.bytes", "0")
         partition = store.create("orders-0")
         for number in range(20):
@@ -839,7 +839,7 @@ def test_a_mountpoint_stands_for_its_log_directories(mount: Mount) -> None:
     assert (folder / "records").read_bytes() == b"a\nb\n"
     for read_only in (True, False):
         with pytest.raises(InvalidStore, match="is where logfs is mounted"):
-            logfs.open(mount.path, read_only=read_only)
+            Store(mount.path, read_only=read_only)
     assert "errors      0" in ok("status", mount.path)
 
 
@@ -1108,7 +1108,7 @@ def test_a_node_id_that_is_no_number_is_an_error(
     log_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`describe --json` prints one line about a damaged `meta.properties`, and no traceback."""
-    with logfs.open(log_dir, create=True) as store:
+    with Store(log_dir) as store:
         store.create("orders-0")
     (log_dir / "meta.properties").write_text("version=1\ncluster.id=x\nnode.id=one\n")
     assert main(["describe", str(log_dir), "--json"]) == 1
@@ -1135,7 +1135,7 @@ def test_help_imports_no_large_modules() -> None:
 )
 def test_few_records_load_no_kernels(orders: Path, words: tuple[str, ...]) -> None:
     """Compiled kernels take a second to load, which few records do not repay; metadata of packages is not read."""
-    with logfs.open(orders.parent) as store:
+    with Store(orders.parent, create=False) as store:
         store["orders-0"].append([b"x"] * 5000)
     code = (
         "import sys; from logfs.cli import main\n"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from logfs.cli.members import Membership
+from logfs.store.group_members import Membership
 from logfs.store.store import Store
 from tests.support.batches import Producer
 from tests.support.command_line import call, fails, ok

@@ -10,6 +10,7 @@ import orjson
 import pytest
 
 import logfs
+from logfs.store.store import Store
 from tests.support.command_line import call, fails, ok
 from tests.support.schemas import VECTORS, RegistryServer, append_schemas, write_files
 from tests.support.stores import assert_clean
@@ -28,7 +29,7 @@ RAW = {b"plain": "does not begin", b"\0\0\0\0\x63x": "schema 99 is not in", STRI
 @pytest.fixture
 def target(log_dir: Path) -> Iterator[str]:
     """A partition with each value, under a key that is a string of Avro; then a null; and the topic `_schemas`."""
-    with logfs.open(log_dir, create=True) as store:
+    with Store(log_dir) as store:
         append_schemas(store)
         records = [logfs.Record(each.data, STRING, [("n", b"1")]) for each in VECTORS.values()]
         store.create("orders-0").append([*records, logfs.Record(None, b"key")])
@@ -78,7 +79,7 @@ def test_the_filters_see_what_is_shown(log_dir: Path, target: str) -> None:
 
 def test_what_cannot_be_decoded_is_shown_and_counted(log_dir: Path, target: str) -> None:
     """It is shown as it is stored, each reason once with its first record, and at the end how many there are."""
-    with logfs.open(log_dir) as store:
+    with Store(log_dir, create=False) as store:
         store["orders-0"].append([*RAW, *RAW])
     done = call("cat", target, "-o", "8..", "--schemas", log_dir)
     assert done.returncode == 0

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import logfs
 from logfs.cli import COMMANDS, main
 from logfs.errors import InvalidStore
 from logfs.store.admin import commit_client
@@ -262,9 +261,9 @@ def test_python_refuses_a_wrong_path(kind: str, places: Path) -> None:
     name, said = WRONG[kind]
     path = places / name
     ways: list[Callable[[], object]] = [
-        lambda: logfs.open(path),
-        lambda: logfs.open(str(path), read_only=True),
-        lambda: logfs.open([places / "right", path]),
+        lambda: Store(path, create=False),
+        lambda: Store(str(path), read_only=True),
+        lambda: Store([places / "right", path], create=False),
         lambda: Store(path, create=False),
         lambda: Store(path, read_only=True, only="orders-0"),
         lambda: list(check(path)),
@@ -272,7 +271,7 @@ def test_python_refuses_a_wrong_path(kind: str, places: Path) -> None:
         lambda: commit_client.commit(path, "writer", 1, []),
     ]
     if kind != "missing" and kind != "misspelt":
-        ways += [lambda: Store(path), lambda: logfs.open(path, create=True)]
+        ways += [lambda: Store(path), lambda: Store(path)]
     for way in ways:
         with pytest.raises(InvalidStore, match=re.escape(said.format(places))):
             way()
@@ -389,7 +388,7 @@ def test_an_empty_directory_becomes_a_store_where_that_is_meant(tmp_path: Path) 
     assert main(["move", str(tmp_path / "0/a-0"), "--to", str(tmp_path / "to")]) == 0
     assert recognise(tmp_path / "to").kind is PathKind.LOG_DIR
     (tmp_path / "python").mkdir()
-    logfs.open(tmp_path / "python").close()
+    Store(tmp_path / "python", create=False).close()
     assert recognise(tmp_path / "python").kind is PathKind.LOG_DIR
 
 

@@ -13,7 +13,7 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from logfs import Record
+from logfs.format.batches.record import Record
 from tests.kafka.client import Client
 from tests.kafka.helper import JVM, Helper
 from tests.support import class_archive

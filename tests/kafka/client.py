@@ -5,7 +5,8 @@ from __future__ import annotations
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from logfs import OffsetAndTimestamp, Record, TimestampType
+from logfs.format.batches.record import Record, TimestampType
+from logfs.log.read.reader import OffsetAndTimestamp
 from tests.kafka.helper import decoded
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from logfs.store.store import Store
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from logfs import Record
+    from logfs.format.batches.record import Record
 
 
 class MirrorCommand:

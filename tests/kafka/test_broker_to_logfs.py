@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import logfs
 from logfs.format.text.rendering import View
 from logfs.log.read.reader import EARLIEST, LATEST, MAX_TIMESTAMP
+from logfs.store.store import Store
 from tests.kafka import topics
 from tests.kafka.client import COMMITTED
 from tests.support.requirements import DEEP
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from logfs import OffsetAndTimestamp, Record, Store
+    from logfs.format.batches.record import Record
+    from logfs.log.read.reader import OffsetAndTimestamp
     from tests.kafka.broker import Broker
     from tests.kafka.client import Client
 
@@ -107,7 +108,7 @@ def written(
 def store(request: pytest.FixtureRequest, written: Written) -> Iterator[Store]:
     """A store on each of the directories: it recovers the torn one, and opens the others read-only."""
     torn = request.param == "torn"
-    with logfs.open(written.directories[request.param], read_only=not torn) as store:
+    with Store(written.directories[request.param], read_only=not torn) as store:
         assert not store.offline
         yield store
     if torn:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from logfs import Record, Store
+from logfs.format.batches.record import Record
 from logfs.log.segment.batch_iterator import Damage
+from logfs.store.store import Store
 from tests.kafka import topics
 from tests.support.processes import wait_for
 from tests.support.stores import assert_clean

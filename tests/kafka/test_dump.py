@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import logfs
-from logfs import Record
+from logfs.format.batches.record import Record
+from logfs.store.store import Store
 from tests.support.dump_cases import DATA, DEEP, OFFSETS, RECORDS, SANITY, VERIFY, T, cases, dump
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def compare_all(tools: Tools, directory: Path) -> set[str]:
 
 def test_dumps_of_files_of_logfs(tools: Tools, tmp_path: Path) -> None:
     """The dumps are equal for every file of a partition with all codecs, several segments, tombstones and headers."""
-    with logfs.open(tmp_path / "log", create=True) as store:
+    with Store(tmp_path / "log") as store:
         store.settings.set_topic("orders", "index.interval.bytes", "100")
         store.settings.set_topic("orders", "segment.bytes", "4096")
         partition = store.create("orders-0")

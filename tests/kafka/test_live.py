@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import orjson
 import pytest
 
-from logfs import Record
 from logfs.format.base.names import TopicPartition
+from logfs.format.batches.record import Record
 from tests.kafka.topics import offsets
 from tests.support.command_line import call, fails, ok
 from tests.support.processes import wait_for

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import orjson
 import pytest
 
-import logfs
-from logfs import Record
+from logfs.format.batches.record import Record
 from logfs.format.files import checkpoint
 from logfs.log.read.reader import EARLIEST, LATEST, MAX_TIMESTAMP
+from logfs.store.store import Store
 from tests.kafka.topics import CODECS, T
 from tests.support.examples import drawn
 from tests.support.mounts import Mount
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from logfs import Store
     from tests.kafka.broker import Broker
     from tests.kafka.client import Client
     from tests.kafka.tools import Tools
@@ -133,7 +132,7 @@ def client(adopted: Adopted, connect: Callable[[Broker], Client]) -> Client:
 @pytest.fixture(scope="module")
 def store(adopted: Adopted) -> Iterator[Store]:
     """A read-only store on the copy."""
-    with logfs.open(adopted.copy, read_only=True) as store:
+    with Store(adopted.copy, read_only=True) as store:
         assert not store.offline
         yield store
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from logfs import Record
 from logfs.errors import NotWritable
+from logfs.format.batches.record import Record
 from logfs.format.files import checkpoint
 from logfs.store.store import Store
 from tests.kafka import topics

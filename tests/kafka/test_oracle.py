@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from logfs import Record
+from logfs.format.batches.record import Record
 from tests.kafka.helper import KafkaError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from logfs import Record
+from logfs.format.batches.record import Record
 from logfs.store.store import Store
 from tests.kafka import impatient
 from tests.kafka.broker import Broker

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from logfs import Record
 from logfs.errors import OutOfOrderSequence
 from logfs.format.batches.batch import assign_offset
+from logfs.format.batches.record import Record
 from logfs.format.kernel_warmup import warm_up
 from logfs.store.store import Store
 from tests.kafka import wire
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from logfs import Partition
+    from logfs.log.append.partition import Partition
     from tests.kafka.broker import Broker
     from tests.kafka.client import Client
     from tests.kafka.tools import Tools
@@ -83,8 +83,11 @@ def brokers_turn(broker: Broker, client: Client, log: Log, number: int) -> None:
         assert error == wire.OUT_OF_ORDER_SEQUENCE
     # The previous producer with this transactional id is fenced, and its open transaction is aborted.
     left = client.producer(transactional_id="left")
-    if "left" in log.pending:
-        log.aborted.add(log.pending.pop("left"))
+    ours = client.producer(transactional_id="ours")
+    for name in ("left", "ours"):
+        if name in log.pending:
+            log.aborted.add(log.pending.pop(name))
+    ours.close()
     shown = {r.offset: r.value for r in client.consume(TOPIC, isolation=COMMITTED)}
     assert shown == log.committed()
     for idempotent in (False, True):
@@ -135,6 +138,7 @@ def our_turn(directory: Path, log: Log, number: int, *, clean: bool) -> Store:
     data = shared_batch(log, *values)
     note_shared(log, data, partition.append_batch(data).first_offset, *values)
     our_transactions(partition, log, number)
+    our_coordinator(store, log, number)
     return store
 
 
@@ -155,6 +159,21 @@ def our_transactions(partition: Partition, log: Log, number: int) -> None:
     partition.end_transaction(COMMITTER, 0, commit=True)
     log.aborted.add(offsets[ABORTER])
     log.pending["lingering"] = offsets[LINGERER]
+
+
+def our_coordinator(store: Store, log: Log, number: int) -> None:
+    """Commit or abort transactions of an id that the broker's client also uses, and leave one of another id open."""
+    for name in ("ended", "ended", "ours"):
+        transaction = store.transactions.begin(name)
+        value = b"logfs %d of id %s" % (number, name.encode())
+        offset = log.add(transaction.append(NAME, [value]), value)
+        if name == "ours":
+            log.pending[name] = offset
+        elif offset % 2:
+            transaction.commit()
+        else:
+            transaction.abort()
+            log.aborted.add(offset)
 
 
 def last_of_a_client(partition: Partition) -> tuple[bytes, int]:

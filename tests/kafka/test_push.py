@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from logfs import Record
 from logfs.format.base.murmur2 import partition_of
+from logfs.format.batches.record import Record
 from logfs.store.store import Store
 from tests.kafka import impatient, topics
 from tests.kafka.copies import contents, without_epochs

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from logfs import Record
 from logfs.format.base import names
+from logfs.format.batches.record import Record
 from logfs.format.files import checkpoint
 from logfs.store.directory.log_dir import LOG_STARTS, RECOVERY_POINTS
 from tests.kafka.helper import KafkaError

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import logfs
 from logfs.format.tiered import metadata_record
 from logfs.format.tiered.object_keys import parse_local_key
 from logfs.format.tiered.remote_segment import RemoteSegment, SegmentState, SegmentUpdate
 from logfs.log.read.read_committed import Isolation
+from logfs.store.store import Store
 from tests.kafka.broker import Broker
 from tests.kafka.client import COMMITTED, UNCOMMITTED, Client
 from tests.kafka.distribution import Distribution, tiered_class_path
@@ -105,16 +105,14 @@ def _is_copied(broker: Broker, topic: str) -> bool:
 @pytest.fixture
 def bucket(
     client: Client, directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> logfs.Store:
+) -> Store:
     """The bucket, opened with an empty cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return logfs.open(f"file://{directory}/bucket/kafka-tiered-storage", read_only=True)
+    return Store(f"file://{directory}/bucket/kafka-tiered-storage", read_only=True)
 
 
 @pytest.mark.parametrize("topic", TOPICS)
-def test_records_are_those_that_consumers_get(
-    bucket: logfs.Store, client: Client, topic: str
-) -> None:
+def test_records_are_those_that_consumers_get(bucket: Store, client: Client, topic: str) -> None:
     """All records that were copied, at both isolation levels."""
     partition = bucket[f"{topic}-0"]
     assert len(partition.segments) > 2
@@ -128,7 +126,7 @@ def test_records_are_those_that_consumers_get(
 
 
 @pytest.mark.parametrize("topic", TOPICS)
-def test_times_lead_where_the_broker_leads(bucket: logfs.Store, client: Client, topic: str) -> None:
+def test_times_lead_where_the_broker_leads(bucket: Store, client: Client, topic: str) -> None:
     """Lookups by time whose result was copied, and the leader epochs."""
     partition = bucket[f"{topic}-0"]
     records = list(partition.read())
@@ -143,14 +141,14 @@ def test_times_lead_where_the_broker_leads(bucket: logfs.Store, client: Client, 
 
 
 def test_the_metadata_topic_describes_the_bucket(
-    bucket: logfs.Store, broker: Broker, directory: Path
+    bucket: Store, broker: Broker, directory: Path
 ) -> None:
     """The broker's `__remote_log_metadata` has each segment of the bucket, with the offsets that it has.
 
     A copy that the broker's restart has cut off stays in the bucket, and its state says so.
     """
     described: dict[uuid.UUID, RemoteSegment] = {}
-    with logfs.open(broker.log_dir, read_only=True) as store:
+    with Store(broker.log_dir, read_only=True) as store:
         for name in store:
             if not name.startswith(f"{metadata_record.TOPIC}-"):
                 continue
@@ -182,7 +180,7 @@ def test_the_metadata_topic_describes_the_bucket(
 
 
 def test_the_bucket_is_mounted_while_the_broker_runs(
-    bucket: logfs.Store, directory: Path, make_mount: Callable[..., object]
+    bucket: Store, directory: Path, make_mount: Callable[..., object]
 ) -> None:
     """The text of the records is there, and `logfs check` finds no error."""
     from logfs.store.observe.check import Severity, check
@@ -212,7 +210,7 @@ def test_a_brokers_disk_and_its_bucket_are_one_log(
         f"remote.storage.url=file://{directory}/bucket\n"
         "remote.storage.prefix=kafka-tiered-storage/\n"
     )
-    with logfs.open(broker.log_dir, read_only=True) as store:
+    with Store(broker.log_dir, read_only=True) as store:
         partition = store[f"{topic}-0"]
         assert partition.segments[0].is_tiered
         for isolation in (UNCOMMITTED, COMMITTED):
@@ -261,7 +259,7 @@ def test_a_broker_reads_what_logfs_has_copied(
         times = [r.timestamp for r in expected["codec-zstd", UNCOMMITTED][::40] if r.timestamp]
         found = client.offsets_for_times("codec-zstd", times)
         broker.stop()
-        with logfs.open(broker.log_dir) as store:
+        with Store(broker.log_dir, create=False) as store:
             for name, value in {
                 "remote.storage.url": f"file://{tmp_path}/bucket",
                 "remote.storage.prefix": "kafka-tiered-storage/",

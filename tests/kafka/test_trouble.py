@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from logfs import Record
+from logfs.format.batches.record import Record
 from logfs.store.store import Store
 from tests.kafka.client import Client
 from tests.kafka.cluster import BrokerCluster

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from logfs import Record
 from logfs.format.base.names import TopicPartition
+from logfs.format.batches.record import Record
 from logfs.format.files import checkpoint
 from tests.support.processes import wait_for
 

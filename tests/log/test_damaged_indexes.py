@@ -130,8 +130,9 @@ def test_any_two_entries_of_a_text_index_may_be_damaged(tmp_path: Path, read_onl
 
 
 CUT = """
-import os, sys, logfs
-with logfs.open(sys.argv[1], create=True) as store:
+import os, sys
+from logfs.store.store import Store
+with Store(sys.argv[1]) as store:
     store.settings.set_topic("orders", "index.interval.bytes", "0")
     orders = store.create("orders-0")
     for number in range(9):

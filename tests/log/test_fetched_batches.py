@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logfs import Record
 from logfs.errors import Corrupt, OffsetOutOfRange
 from logfs.format.batches.compression import Codec
+from logfs.format.batches.record import Record
 from logfs.log.append.fetched_batches import append_fetched, begin_at
 from logfs.store.store import Store
 from tests.kafka.story import batch
@@ -20,7 +20,7 @@ from tests.support.stores import Clock, assert_clean
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from logfs import Partition
+    from logfs.log.append.partition import Partition
     from logfs.log.state.producers import SentBatch
 
 NAME = "orders-0"

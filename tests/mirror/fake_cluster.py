@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     import uuid
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from logfs import Partition
     from logfs.cluster.cluster import Wanted
+    from logfs.log.append.partition import Partition
     from logfs.store.store import Store
 
 NODE = 0

@@ -25,8 +25,8 @@ from tests.support.stores import assert_clean
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from logfs import Partition
     from logfs.cluster.cluster import Wanted
+    from logfs.log.append.partition import Partition
 
 NAME = "orders-0"
 ROOT = Path(__file__).parent.parent.parent

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from logfs import Partition
+    from logfs.log.append.partition import Partition
 
 NAME = "orders-0"
 SOURCE = FakeCluster.cluster_id

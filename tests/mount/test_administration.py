@@ -22,6 +22,7 @@ import logfs
 from logfs.store.admin.client import ask
 from logfs.store.admin.requests import Create, Delete
 from logfs.store.directory.mount_table import logfs_mounts, mounts
+from logfs.store.store import Store
 from tests.support import command_line
 from tests.support.command_line import ok
 from tests.support.mounts import Mount, refuses
@@ -542,7 +543,7 @@ def test_settings_keep_their_modification_times(make_mount: MakeMount) -> None:
 
 def test_a_partition_that_is_offline_is_eio(make_mount: MakeMount, tmp_path: Path) -> None:
     """A partition that cannot be loaded, because its segment is a link or a FIFO, is EIO, with the reason."""
-    with logfs.open(tmp_path / "log", create=True) as store:
+    with Store(tmp_path / "log") as store:
         store.create("good-0")
     link = tmp_path / "log/link-0/00000000000000000000.log"
     fifo = tmp_path / "log/fifo-0/00000000000000000000.log"

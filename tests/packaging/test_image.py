@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import logfs
+from logfs.store.store import Store
 from tests.packaging.conftest import build
 from tests.packaging.machine import base_archive
 from tests.support.processes import wait_for
@@ -99,5 +100,5 @@ def test_a_mount_in_a_container(docker: Callable[..., str], image: str, tmp_path
         assert docker("wait", name) == "0\n"
     finally:
         docker("rm", "--force", name, check=False)
-    with logfs.open(tmp_path / "log", read_only=True) as store:
+    with Store(tmp_path / "log", read_only=True) as store:
         assert [record.value for record in store["orders-0"].read()] == [b"hello"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logfs import Record
+from logfs.format.batches.record import Record
 from logfs.push.exact_push import exact_batches, first_offset
 from logfs.push.obstacles import find_obstacles
 from logfs.store.store import Store

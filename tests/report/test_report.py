@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from logfs import Record
 from logfs.cli import main
+from logfs.format.batches.record import Record
 from logfs.store.store import Store
 from tests.support.batches import NOW
 from tests.support.requirements import need_root

@@ -17,12 +17,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import logfs
 from logfs.errors import NotDecodable, SchemasUnavailable
 from logfs.schema.decoder import Decoder, schema_of
 from logfs.schema.open_schemas import open_schemas
 from logfs.schema.schema_files import SchemaFiles
 from logfs.schema.schemas import Schema
+from logfs.store.store import Store
 from tests.support.schemas import (
     MONEY_AVRO,
     MONEY_PROTO,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """The same schemas in a directory, in a log directory, and in a registry."""
     base = tmp_path_factory.mktemp("schemas")
-    with logfs.open(base / "log", create=True) as store:
+    with Store(base / "log") as store:
         append_schemas(store)
     with RegistryServer() as server:
         yield {
@@ -334,7 +334,7 @@ def test_new_schemas_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("logfs.schema.decoder._ASK_AGAIN_SECONDS", 0.0)
     (tmp_path / "files").mkdir()
     (tmp_path / "files/1.avsc").write_text(MONEY_AVRO)
-    with logfs.open(tmp_path / "log", create=True) as store:
+    with Store(tmp_path / "log") as store:
         store.create("_schemas-0")
         decoders = [Decoder(open_schemas(str(tmp_path / each))) for each in ("files", "log")]
         for decoder in decoders:
@@ -351,7 +351,7 @@ def test_what_is_no_place(tmp_path: Path) -> None:
     """What has no schemas is refused with what would be a place."""
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("x")
-    with logfs.open(tmp_path / "log", create=True) as store:
+    with Store(tmp_path / "log") as store:
         store.create("orders-0")
     for name, reason in {
         "none": "is no source of schemas",

@@ -24,6 +24,7 @@ from logfs.spark.sink import staging
 from logfs.spark.sink.options import write_options
 from logfs.spark.sink.writer import StreamWriter
 from logfs.spark.source import LogfsDataSource
+from logfs.store.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -171,7 +172,7 @@ def write_beside(spark: SparkSession, path: str, mount: str | None) -> None:
     rows.write.format("logfs").option("topic", "out").mode("append").save(path)
     for number in range(3):
         if mount is None:
-            with logfs.open(path, create=True) as store:
+            with Store(path) as store:
                 store[f"out-{number}"].append([b"plain"])
         else:
             with (Path(mount) / f"out-{number}/append").open("ab") as file:

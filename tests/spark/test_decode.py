@@ -11,6 +11,7 @@ from pyspark.sql.functions import col, get_json_object
 
 import logfs
 import logfs.spark
+from logfs.store.store import Store
 from tests.support.schemas import VECTORS, RegistryServer, append_schemas, write_files
 from tests.support.stores import assert_clean
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def orders(tmp_path: Path) -> str:
     """A log directory with the values, some that cannot be decoded, and the topic `_schemas`."""
-    with logfs.open(tmp_path / "log", create=True) as store:
+    with Store(tmp_path / "log") as store:
         append_schemas(store)
         values = [vector.data for vector in VECTORS.values()]
         store.create("orders-0").append(

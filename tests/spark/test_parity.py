@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from logfs import Record
+from logfs.format.batches.record import Record
 from tests.kafka import topics
 from tests.kafka.topics import T
 from tests.support.examples import drawn

@@ -106,7 +106,7 @@ def url(place: Path) -> str:
 
 
 def open_bucket(place: Path) -> Store:
-    return logfs.open(url(place), read_only=True)
+    return Store(url(place), read_only=True)
 
 
 KINDS = ("aiven", "compressed", "local")
@@ -234,7 +234,7 @@ def test_a_prefix_may_be_a_directory_or_the_beginning_of_names(
     segment = next(iter(sealed_segments(partition, RECORDS)))
     put_aiven(put, partition, segment, uuid.uuid4(), prefix=prefix)
     put("unrelated/file", b"")
-    with logfs.open(f"{url(place)}/{prefix}", read_only=True) as remote:
+    with Store(f"{url(place)}/{prefix}", read_only=True) as remote:
         assert list(remote) == ["orders-0"]
         assert remote["orders-0"].log_end_offset == segment[1]
 
@@ -383,7 +383,7 @@ def test_bytes_that_stay_damaged_are_reported_as_damage(
 def test_the_thread_that_must_not_wait_does_not(put: Put, partition: Path, place: Path) -> None:
     """What is not here raises `WouldBlock` there; in another thread it is fetched, and then it is here."""
     copy(put, partition, "aiven")
-    with logfs.Store(url(place), read_only=True, lazy=True) as remote:
+    with Store(url(place), read_only=True, lazy=True) as remote:
         remote.disk.forbid_blocking()
 
         def ask() -> object:
@@ -410,7 +410,7 @@ def test_a_call_that_must_not_use_the_network_asks_nothing(
 ) -> None:
     """What is not here raises `WouldBlock`, which says so; what is here is read; and nothing stays of the call."""
     copy(put, partition, "aiven")
-    with logfs.Store(url(place), read_only=True, lazy=True) as remote:
+    with Store(url(place), read_only=True, lazy=True) as remote:
 
         def ask() -> object:
             return remote["orders-0"].record(1234)
@@ -443,14 +443,14 @@ def test_a_bucket_is_read_only(put: Put, partition: Path, place: Path) -> None:
     """Opening it for writing is refused before anything is asked of it, and so is every change."""
     copy(put, partition, "aiven")
     with pytest.raises(NotWritable, match="bucket"):
-        logfs.open(url(place))
+        Store(url(place), create=False)
     with open_bucket(place) as remote:
         with pytest.raises(NotWritable):
             remote.writable("orders-0")
         with pytest.raises(NotWritable):
             remote.create("orders-1")
     with pytest.raises(InvalidStore, match="alone"):
-        logfs.open([url(place), str(partition.parent)], read_only=True)
+        Store([url(place), str(partition.parent)], read_only=True)
 
 
 def test_a_bucket_without_segments_is_an_error(place: Path) -> None:
@@ -479,7 +479,7 @@ def test_other_urls_are_refused_and_not_shown(log_dir: Path, scheme: str) -> Non
     """Neither as a path nor as a setting: it may have a password."""
     text = f"{scheme}://user:sEcReT@host/prefix?key=sEcReT#sEcReT"
     with pytest.raises(InvalidStore) as error:
-        logfs.open(text, read_only=True)
+        Store(text, read_only=True)
     assert "sEcReT" not in str(error.value)
     with Store(log_dir) as store, pytest.raises(InvalidSetting) as refused:
         store.settings.set_broker("remote.storage.url", text)

@@ -247,8 +247,9 @@ def _restart(mount: Mount) -> None:
 
 
 HOLD = """
-import sys, logfs
-with logfs.open(sys.argv[1]):
+import sys
+from logfs.store.store import Store
+with Store(sys.argv[1], create=False):
     print("held", flush=True)
     sys.stdin.read()
 """

@@ -116,14 +116,14 @@ def test_the_topic_has_kafkas_settings(store: Store, topic: Partition, log_dir: 
 
 def test_commits_outlive_the_store(log_dir: Path) -> None:
     """The last commit of each group and partition counts, and is kept over a reopening."""
-    with logfs.open(log_dir, create=True) as store:
+    with Store(log_dir) as store:
         for name in ("orders-0", "orders-1", "pay-0"):
             store.create(name).append([b"x"] * 9)
         for offset in (3, 9, 0):
             store.groups.commit("a", "orders-0", offset)
         store.groups.commit("b", "orders-0", 4)
         store.groups.commit("a", "pay-0", 5)
-    with logfs.open(log_dir, create=True) as store:
+    with Store(log_dir) as store:
         assert offsets(store) == {"a": 0, "b": 4}
         assert offsets(store, "orders-1") == {}
         rows = [(group, *partition, commit.offset) for group, partition, commit in store.groups]
@@ -204,7 +204,7 @@ def test_offsets_that_do_not_fit_in_one_batch_are_refused(store: Store) -> None:
 
 def test_a_read_only_store_refuses_commits(log_dir: Path) -> None:
     """The groups of a read-only store can be read, and not changed."""
-    with logfs.open(log_dir, create=True) as store:
+    with Store(log_dir) as store:
         store.create("orders-0")
         store.groups.commit("g1", "orders-0", 0)
     with Store(log_dir, read_only=True) as store:
@@ -297,7 +297,7 @@ def test_a_later_commit_and_a_tombstone_override_a_transaction(
 
 def test_transactions_read_the_same_followed_or_from_the_beginning(log_dir: Path) -> None:
     """Following the log and reading it from the beginning give the same offsets."""
-    with logfs.open(log_dir, create=True) as store:
+    with Store(log_dir) as store:
         store.create("orders-0").append([b"x"] * 20)
         coordinator = Coordinator(store.groups.log_of("g1"))
         coordinator.commit(7, ("a", 2), ("b", 2))
@@ -431,7 +431,7 @@ def test_a_tombstone_that_was_compacted_away_before_the_next_read(
 
 def test_damage_is_skipped(log_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The readable commits of a damaged log count, and a warning names the damage."""
-    with logfs.open(log_dir, create=True) as store:
+    with Store(log_dir) as store:
         store.create("orders-0").append([b"x"] * 9)
         for offset in range(3):
             store.groups.commit("g1", "orders-0", offset)
@@ -451,7 +451,7 @@ def test_a_batch_with_malformed_records_is_skipped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A batch with a right CRC and malformed records hides nothing but itself."""
-    with logfs.open(tmp_path, create=True) as store:
+    with Store(tmp_path) as store:
         store.create("orders-0").append([b"x"] * 9)
         store.groups.commit("g1", "orders-0", 3)
         path = store.groups.log_of("g1").active.path
@@ -477,7 +477,7 @@ def test_a_batch_with_malformed_records_is_skipped(
 
 def test_the_number_of_partitions_follows_a_brokers_partitions(log_dir: Path) -> None:
     """If exactly the partitions 0 to 3 exist, the groups are spread over these four."""
-    with logfs.open(log_dir, create=True) as store:
+    with Store(log_dir) as store:
         store.create("orders-0").append([b"x"] * 9)
         for number in range(4):
             store.create(f"{TOPIC}-{number}")
@@ -489,7 +489,7 @@ def test_the_number_of_partitions_follows_a_brokers_partitions(log_dir: Path) ->
 
 def test_the_setting_counts_if_partitions_of_a_broker_are_missing(log_dir: Path) -> None:
     """If some partitions are missing, the setting counts, and the partition that the hash selects is created."""
-    with logfs.open(log_dir, create=True) as store:
+    with Store(log_dir) as store:
         store.create("orders-0").append([b"x"] * 9)
         for number in (1, 3):
             store.create(f"{TOPIC}-{number}")
@@ -519,14 +519,14 @@ def test_the_number_of_partitions_can_change(store: Store, topic: Partition) -> 
 
 def test_an_offline_partition_is_named(log_dir: Path) -> None:
     """A commit names the damage of an offsets partition that is offline, and does not create it a second time."""
-    with logfs.open(log_dir, create=True) as store:
+    with Store(log_dir) as store:
         store.create("orders-0")
         store.groups.commit("g1", "orders-0", 0)
         epochs = store.groups.log_of("g1").directory / "leader-epoch-checkpoint"
     content = epochs.read_text()
     epochs.write_text("nonsense")
     with (
-        logfs.open(log_dir, create=True) as store,
+        Store(log_dir) as store,
         pytest.raises(logfs.LogfsError, match="leader-epoch"),
     ):
         store.groups.commit("g1", "orders-0", 0)
@@ -866,7 +866,7 @@ def test_many_writers(mount: Mount, groups: Path) -> None:
 
 def test_logfs_groups(log_dir: Path) -> None:
     """`logfs groups` prints the table of kafka-consumer-groups, or the same as JSON; it also commits and forgets."""
-    with logfs.open(log_dir, create=True) as store:
+    with Store(log_dir) as store:
         for name in ("orders-0", "orders-1", "pay-0"):
             store.create(name).append([b"x"] * 9)
         store.groups.commit("billing", "orders-0", 2, "half")
@@ -918,7 +918,7 @@ def test_logfs_groups(log_dir: Path) -> None:
 
 def test_logfs_groups_of_partitions_that_are_elsewhere(log_dir: Path) -> None:
     """A broker's log directory has commits of groups for partitions that it does not hold."""
-    with logfs.open(log_dir, create=True) as store:
+    with Store(log_dir) as store:
         store.create("orders-0")
         store.groups.log_of("g").append([logfs.Record(value(4), key("g", "far", 7))])
         assert GroupOffset("g", ("far", 7), OffsetCommit(4, "", T)) in list(store.groups)  # type: ignore[arg-type]
@@ -928,7 +928,7 @@ def test_logfs_groups_of_partitions_that_are_elsewhere(log_dir: Path) -> None:
 
 def test_logfs_groups_errors(log_dir: Path, tmp_path: Path) -> None:
     """An error is one line with what failed, where, and what to do."""
-    with logfs.open(log_dir, create=True) as store:
+    with Store(log_dir) as store:
         store.create("orders-0").append([b"x"] * 9)
     assert "none does not exist" in fails("groups", tmp_path / "none")
     assert "no such partition" in fails("groups", log_dir, "-p", "none-0")
@@ -949,7 +949,7 @@ def test_logfs_groups_errors(log_dir: Path, tmp_path: Path) -> None:
 
 def test_logfs_delete_forgets(log_dir: Path) -> None:
     """`logfs delete` also deletes the offsets that groups have committed for the partition."""
-    with logfs.open(log_dir, create=True) as store:
+    with Store(log_dir) as store:
         store.create("orders-0")
         store.groups.commit("g", "orders-0", 0)
     ok("delete", log_dir / "orders-0")

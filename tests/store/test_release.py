@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import logfs
 from logfs.errors import LogfsError, PartitionFailed, StoreLocked, UnknownPartition
 from logfs.log.disk.disk import Disk
 from logfs.store.directory import lock
@@ -226,5 +225,5 @@ def test_the_lock_is_kept_if_an_append_does_not_end(
     # As when the process ends.
     for each in kept:
         each.release()
-    with logfs.open(log_dir) as store:
+    with Store(log_dir, create=False) as store:
         assert {record.value for record in store[NAME].read()} == {b"first", b"from a thread"}

@@ -448,12 +448,14 @@ def test_the_lock_of_a_removed_file_is_not_enough(log_dir: Path, clock: Clock) -
 
 
 IN_TURN = """
-import sys, logfs
+import sys
+from logfs.errors import StoreLocked
+from logfs.store.store import Store
 path, me, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
 while count:
     try:
-        store = logfs.open(path)
-    except logfs.errors.StoreLocked:
+        store = Store(path, create=False)
+    except StoreLocked:
         continue
     with store:
         offset = store["orders-0"].append([f"{me} {count}".encode()])
@@ -526,7 +528,9 @@ def test_a_reader_in_the_same_process_does_not_release_the_lock(
                 assert NAME in reader
             with pytest.raises(StoreLocked, match="in use by this process"):
                 Store(log_dir, clock=clock)
-        program = "import sys, logfs; logfs.open(sys.argv[1])"
+        program = (
+            "import sys; from logfs.store.store import Store; Store(sys.argv[1], create=False)"
+        )
         done = subprocess.run(
             [sys.executable, "-c", program, str(log_dir)], capture_output=True, check=False
         )

@@ -385,7 +385,7 @@ def test_objects_are_those_of_the_layout(log_dir: Path, bucket: Path, clock: Clo
     for path in bucket.rglob("*.log"):
         assert path.read_bytes() == logs[int(path.name.split("-")[0])]
     assert named is not None
-    with logfs.open(f"file://{bucket}", read_only=True) as alone:
+    with Store(f"file://{bucket}", read_only=True) as alone:
         assert list(alone["orders-0"].read()) == expected
         assert alone["orders-0"].text(View.LINES).size == sum(
             len(r.value or b"") + 1 for r in expected
@@ -408,7 +408,7 @@ def test_encrypted_segments_need_their_key(
         with pytest.raises(InvalidSetting, match="neither compresses nor encrypts"):
             store.settings.set_broker("remote.storage.layout", "local")
     url = f"file://{bucket}"
-    with logfs.open(url, read_only=True) as alone:
+    with Store(url, read_only=True) as alone:
         found = list(alone["orders-0"].read())
         assert found == records[: len(found)]
         assert len(found) > 300
@@ -441,7 +441,7 @@ def test_nothing_is_fetched_twice(
         tier(store)
     server.requests.clear()
     for _ in range(2):
-        with logfs.open(f"s3://{BUCKET}/tiered", read_only=True) as alone:
+        with Store(f"s3://{BUCKET}/tiered", read_only=True) as alone:
             partition = alone["orders-0"]
             assert partition.record(100) is not None
             assert len(list(partition.read())) > 300

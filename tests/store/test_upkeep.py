@@ -64,11 +64,12 @@ def test_the_tasks_that_are_due(timer: Timer, now_ms: int, is_due: bool) -> None
 
 
 def test_durability_is_not_paused() -> None:
-    """A pause stops the tasks that change the log; flushes, commits and checkpoints go on."""
+    """A pause stops the tasks that change the log; flushes, commits, transactions and checkpoints go on."""
     timers = {task: Timer(0, 0) for task in MaintenanceTask}
     assert due(timers, BROKER, 1, is_paused=True) == [
         MaintenanceTask.FLUSH,
         MaintenanceTask.COMMIT,
+        MaintenanceTask.TRANSACTIONS,
         MaintenanceTask.PRODUCERS,
         MaintenanceTask.CHECKPOINT,
     ]

@@ -9,12 +9,11 @@ import uuid
 import zlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from logfs import Record
 from logfs.cli import main
 from logfs.format.batches import compression
 from logfs.format.batches.batch import HEADER_SIZE, seal
 from logfs.format.batches.compression import Codec
-from logfs.format.batches.record import encode_record
+from logfs.format.batches.record import Record, encode_record
 from logfs.format.files.aborted_transactions import AbortedTransaction
 from logfs.format.files.producer_snapshot import ProducerEntry, checksum, format_snapshot
 from logfs.format.messages import control

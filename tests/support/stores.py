@@ -62,7 +62,7 @@ def errors_of(log_dirs: Path | Sequence[Path]) -> list[str]:
 
 def abandon(store: Store) -> None:
     """Leave a store as if its process had died: close nothing, and release only its locks, as the system does."""
-    store._leave()
+    store.leave()
 
 
 def set_topic(store: Store, topic: str, **settings: object) -> None:

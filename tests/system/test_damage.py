@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 from crc32c import crc32c
 
-from logfs import Record
 from logfs.errors import Corrupt, LogfsError
 from logfs.format.batches.batch import HEADER_SIZE, Batch, parse_header
+from logfs.format.batches.record import Record
 from logfs.format.text.rendering import View
 from logfs.log import recovery
 from logfs.log.read.text_view import TextView

@@ -7,7 +7,7 @@ Importing the compiled kernels takes a quarter of a second, so this module impor
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from logfs.format.batches.record import SMALLEST_RECORD, Record, TimestampType, 
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from typing import Self
 
     from numpy.typing import NDArray
     from typing_extensions import Buffer
@@ -68,13 +69,13 @@ class Columns:
     def __len__(self) -> int:
         return len(self.offsets)
 
-    def select(self, rows: slice | NDArray[np.bool_] | NDArray[np.int64]) -> Columns:
+    def select(self, rows: slice | NDArray[np.bool_] | NDArray[np.int64]) -> Self:
         """Return columns with only some of the rows, in the given order. `data` is shared, not copied.
 
         `rows` is a slice, a boolean mask with an item for each row, or an array of row numbers.
         """
         chosen = {name: getattr(self, name)[rows] for name in _ROW_FIELDS}
-        return Columns(data=self.data, timestamp_type=self.timestamp_type, **chosen)
+        return replace(self, **chosen)
 
     def records(self) -> Iterator[Record]:
         """Yield the rows as `Record` objects, for callers that need them one by one."""

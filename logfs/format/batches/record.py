@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 # A value or a key to append; a str is encoded in UTF-8.
 Value: TypeAlias = bytes | bytearray | memoryview | str
 
+# The headers of a record to append. The value of a header may be None.
+Headers: TypeAlias = "Mapping[str, Value | None] | Iterable[tuple[str, Value | None]]"
+
 NO_TIMESTAMP = -1
 
 # The smallest size of a record in bytes: one byte each for the length, attributes, timestamp delta, offset delta, key
@@ -110,7 +113,7 @@ def _as_record(item: object) -> Record:
         _as_bytes("value", item.value),
         _as_bytes("key", item.key),
         _as_headers(item.headers),
-        _as_ms(item.timestamp),
+        as_ms(item.timestamp),
         item.offset,
         item.timestamp_type,
     )
@@ -147,7 +150,11 @@ def _as_headers(headers: object) -> Sequence[tuple[str, bytes | None]]:
     return [(name, _as_bytes(f"header {name!r}", value)) for name, value in found]
 
 
-def _as_ms(time: object) -> int | None:
+def as_ms(time: object) -> int | None:
+    """Return a time in ms since the epoch. It is given in ms, or as a datetime with a time zone; None stays None.
+
+    Raises `TypeError` for any other type, and `ValueError` for a datetime before 1970.
+    """
     if time is None or type(time) is int:
         return time
     if isinstance(time, datetime):

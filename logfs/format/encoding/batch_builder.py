@@ -332,6 +332,26 @@ def sealed(
     return NewBatch(data, count, max_timestamp, text)
 
 
+def of_transaction(
+    data: bytearray | memoryview, producer_id: int, producer_epoch: int, sequence: int
+) -> bytearray:
+    """Return a sealed batch as one of a producer's transaction; `sequence` is that of its first record."""
+    header = Batch.parse(data).header
+    copy = bytearray(data)
+    seal(
+        copy,
+        attributes=header.attributes | TRANSACTIONAL_BIT,
+        last_offset_delta=header.last_offset_delta,
+        base_timestamp=header.base_timestamp,
+        max_timestamp=header.max_timestamp,
+        record_count=header.record_count,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=sequence,
+    )
+    return copy
+
+
 def rebuild(batch: Batch, form: BatchFormat, now_ms: int) -> NewBatch:
     """Return a producer's batch, converted to `form`, the format of a topic's batches (kafka-storage 2.9.2).
 

@@ -27,6 +27,7 @@ from logfs.format.encoding.batch_builder import (
     build_lines,
     build_marker,
     build_records,
+    of_transaction,
     offset_digits,
 )
 from logfs.format.messages.control import ControlType, EndTransactionMarker
@@ -171,6 +172,36 @@ class Partition(Log):
             done = self._append_noted(new, config, now_ms)
         self.flush_if_due()
         return done
+
+    def append_transactional(
+        self,
+        records: Iterable[Value | Record],
+        producer_id: int,
+        producer_epoch: int,
+        sequence: int,
+        *,
+        coordinator: bool = False,
+    ) -> tuple[int, int]:
+        """Append records of a producer's transaction; return the offset of the first, and the next sequence number.
+
+        `sequence` is the sequence number of the first record. After an error, the first batches may have been
+        appended; the transaction must then be aborted. Raises the errors of `append` and `append_batch`.
+        """
+        now_ms, config = self._clock(), self.config
+        built = self._build(as_records(records), config, now_ms)
+        if built.refused is not None:
+            raise built.refused
+        with self.disk.hold(self.lock):
+            first = self.log_end_offset
+            for new in built.batches:
+                new.data = of_transaction(new.data, producer_id, producer_epoch, sequence)
+                header = Batch.parse(new.data).header
+                self._prepare(new, config, now_ms)
+                self.producers.check_batch(header, trusted=coordinator)
+                self._append_noted(new, config, now_ms)
+                sequence += new.record_count
+        self.flush_if_due()
+        return first, sequence
 
     def end_transaction(
         self, producer_id: int, producer_epoch: int, *, commit: bool, coordinator_epoch: int = 0

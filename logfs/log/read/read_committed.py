@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from logfs.errors import InvalidSetting
 from logfs.format.base.batch_rows import ATTRIBUTES, NEXT_OFFSET, PRODUCER_ID, SPAN_BASE_OFFSET
 from logfs.format.batches.batch import CONTROL_BIT, TRANSACTIONAL_BIT
 from logfs.format.text import rendering
@@ -45,6 +46,15 @@ class Isolation(enum.Enum):
 
     READ_UNCOMMITTED = "read_uncommitted"
     READ_COMMITTED = "read_committed"
+
+
+def isolation_level(text: str) -> Isolation:
+    """Return the isolation level named `text`, such as `read_committed`. Raises `InvalidSetting` for other texts."""
+    try:
+        return Isolation(text)
+    except ValueError:
+        levels = ", ".join(level.value for level in Isolation)
+        raise InvalidSetting(f"isolation level {text!r}: give one of {levels}") from None
 
 
 def is_aborted(aborted: Aborted, producer_id: int, base_offset: int) -> bool:

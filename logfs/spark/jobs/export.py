@@ -22,14 +22,15 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from logfs.errors import InvalidSetting
 from logfs.format.base.names import TopicPartition
 from logfs.format.batches.columns import concatenate
+from logfs.format.encoding.arrow_batches import ArrowRun, grouped
 from logfs.spark import splits
-from logfs.spark.arrow import ArrowRun, grouped, kafka_schema
 from logfs.spark.batch import BatchReader
 from logfs.spark.jobs.export_commit import OFFSETS, TEMPORARY, Folders, temporary_directory
 from logfs.spark.jobs.export_files import Files, by_date, format_of
 from logfs.spark.jobs.export_iceberg import CATALOG, IcebergTables
 from logfs.spark.jobs.job_runner import WorkItem, run
 from logfs.spark.jobs.selection import log_dirs
+from logfs.spark.kafka_schema import kafka_schema
 from logfs.spark.known_names import SELECTIONS
 from logfs.spark.options import local_path, read_options
 from logfs.spark.stream import StreamReader

@@ -15,9 +15,10 @@ import pyarrow.parquet as pq
 
 from logfs.errors import InvalidRecord, InvalidSetting
 from logfs.format.base.names import TopicPartition
+from logfs.format.encoding.arrow_batches import ArrowRun, BatchMaker
 from logfs.format.text import envelope, rendering
 from logfs.log.disk.disk import Disk
-from logfs.spark.arrow import ArrowRun, BatchMaker, arrow_schema, kafka_schema
+from logfs.spark.kafka_schema import arrow_schema, kafka_schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_type
 
 from logfs.errors import InvalidSetting
-from logfs.spark.arrow import HEADERS
+from logfs.spark.kafka_schema import HEADERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

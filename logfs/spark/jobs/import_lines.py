@@ -17,10 +17,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from logfs.errors import InvalidEnvelope, InvalidRecord
+from logfs.format.encoding.arrow_batches import binary_array
 from logfs.format.encoding.arrow_layout import gather
 from logfs.format.text.envelope import decode_placed
 from logfs.format.text.envelope_parser import parse
-from logfs.spark.arrow import binary_array
 from logfs.spark.jobs.import_formats import BATCH_ROWS, SCHEMA, ImportFormat, batch_of
 from logfs.spark.jobs.import_splits import FileRange
 from logfs.spark.jobs.job_runner import TASK_BYTES

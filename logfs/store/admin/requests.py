@@ -295,7 +295,7 @@ class CommitOffsets(Request, operation="commit_offsets"):
 
     `offsets` maps the name of a partition, or of a topic for all of its partitions, to a text that `resolve_offset`
     accepts, such as a number. With `skips_missing`, each name is that of a partition, and partitions that do not
-    exist are skipped. In the answer, `offsets` has the committed offset of each partition.
+    exist are skipped. In the answer, `offsets` has the committed offset of each partition, which is durable.
     """
 
     group: str
@@ -317,6 +317,7 @@ class CommitOffsets(Request, operation="commit_offsets"):
             found |= {name: resolve_offset(store[name], words) for name in meant}
         if found:
             store.groups.commit_all(self.group, found)
+            store.groups.log_of(self.group).flush()
         return {"offsets": found}
 
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from logfs.store.registry import PartitionRegistry
     from logfs.store.staged_commits import Commits
     from logfs.store.tiering.tiered_logs import TieredLogs
+    from logfs.store.transactions import Transactions
 
     # Called with the number of bytes that were processed since the last call.
     Progress = Callable[[int], object]
@@ -26,13 +27,14 @@ class MaintenanceContext(NamedTuple):
     commits: Commits
     tiered: TieredLogs
     groups: Groups
+    transactions: Transactions
 
 
 class Maintenance:
     """The base of the classes that maintain a store. Any thread may call `stop`."""
 
     def __init__(self, context: MaintenanceContext) -> None:
-        self._registry, self._checkpoints, self._commits, self._tiered, self._groups = context
+        self._registry, self._checkpoints, self._commits, self._tiered, self._groups, _ = context
         self._stopped = threading.Event()
         # A callback that the owner of the store sets. It is called in any thread after a request, and has to arrange
         # that `run_due` is called soon.

@@ -27,6 +27,7 @@ class MaintenanceTask(Enum):
 
     FLUSH = "flush"
     COMMIT = "commit"
+    TRANSACTIONS = "transactions"
     PRODUCERS = "producers"
     CHECKPOINT = "checkpoint"
     ROLL = "roll"
@@ -41,6 +42,7 @@ class MaintenanceTask(Enum):
 PAUSABLE = frozenset(MaintenanceTask) - {
     MaintenanceTask.FLUSH,
     MaintenanceTask.COMMIT,
+    MaintenanceTask.TRANSACTIONS,
     MaintenanceTask.PRODUCERS,
     MaintenanceTask.CHECKPOINT,
 }

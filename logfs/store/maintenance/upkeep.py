@@ -63,6 +63,7 @@ class MaintenanceScheduler(Maintenance):
         self._acts: dict[MaintenanceTask, Callable[[int], None]] = {
             MaintenanceTask.FLUSH: self._flush,
             MaintenanceTask.COMMIT: self._commits.upkeep,
+            MaintenanceTask.TRANSACTIONS: context.transactions.upkeep,
             MaintenanceTask.PRODUCERS: self._expire_producers,
             MaintenanceTask.CHECKPOINT: lambda _: self.checkpoint(),
             MaintenanceTask.ROLL: self._roll,

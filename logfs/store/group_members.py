@@ -14,13 +14,13 @@ import errno
 import fcntl
 import hashlib
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import NotWritable
 from logfs.store.directory.lock import FLOCK
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
     from typing import Self
 
@@ -30,8 +30,91 @@ FILE_NAME = "logfs.members"
 _MOST_MEMBERS = 4096
 
 
+class Place(NamedTuple):
+    """The progress in a partition: `taken` is the next offset to consume, `committed` the committed offset or -1."""
+
+    taken: int
+    committed: int
+
+
+class GroupMember:
+    """A member of a group: the partitions that it reads now, its progress in each of them, and its commits.
+
+    `places` has the progress in the partitions that this member has locked. A partition stays with the member until
+    its progress is committed. For example, a second member joins a group whose only member reads a-0 and a-1. At its
+    next `join`, the first member commits a-1 and releases it, and the second member locks it and begins there.
+    """
+
+    def __init__(
+        self,
+        log_dir: Path,
+        group: str,
+        begin: Callable[[str], Place],
+        commit: Callable[[dict[str, int]], object],
+    ) -> None:
+        """Join a group. All members must give the same `log_dir`. Raises the errors of `Membership`.
+
+        `begin` returns the place at which a partition is to be read. `commit` commits offsets by partition, all or
+        none.
+        """
+        self.places: dict[str, Place] = {}
+        self._membership = Membership(log_dir, group)
+        self._begin = begin
+        self._commit = commit
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave the group, without a commit, and release all partitions."""
+        self.places = {}
+        self._membership.close()
+
+    def join(self, partitions: Sequence[str], release: Callable[[str], bool]) -> None:
+        """Release the partitions now assigned to other members, and lock those of `partitions` assigned to this one.
+
+        `release` is called with each partition to be released. It must commit the progress in it, and return whether
+        that succeeded; otherwise this member keeps the partition. Raises the errors of `begin`.
+        """
+        mine = {*self._membership.assigned(partitions)}
+        for name in [*self.places]:
+            if name not in mine and release(name):
+                self.forget(name)
+        for name in partitions:
+            if name in mine and name not in self.places and self._membership.take(name):
+                self.places[name] = self._begin(name)
+
+    def has_all(self, partitions: Sequence[str]) -> bool:
+        """Whether this member reads all of `partitions` that are assigned to it, and no others."""
+        return {*self.places} == {*self._membership.assigned(partitions)}
+
+    def forget(self, partition: str) -> None:
+        """Release a partition without a commit."""
+        self.places.pop(partition, None)
+        self._membership.release(partition)
+
+    def advance(self, partition: str, taken: int) -> None:
+        """Note that the next offset to consume in a partition is `taken`."""
+        self.places[partition] = self.places[partition]._replace(taken=taken)
+
+    def commit(self, offsets: Mapping[str, int]) -> None:
+        """Commit offsets by partition, all or none, except those that were committed last."""
+        changed = {
+            name: offset
+            for name, offset in offsets.items()
+            if offset != self.places[name].committed
+        }
+        if changed:
+            self._commit(changed)
+        for name, offset in changed.items():
+            self.places[name] = self.places[name]._replace(committed=offset)
+
+
 class Membership:
-    """One member of a group. `close`, or the end of the process, releases its locks."""
+    """The locks of one member of a group. `close`, or the end of the process, releases them."""
 
     def __init__(self, log_dir: Path, group: str) -> None:
         """Join a group.

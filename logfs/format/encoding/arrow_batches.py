@@ -1,4 +1,7 @@
-"""Converts records to Arrow batches with the columns of Spark's Kafka source, without a Python object per record."""
+"""Records as Arrow batches with the columns of Spark's Kafka source, without a Python object per record.
+
+This module imports pyarrow; only Spark's part and `PartitionColumns` import this module.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
 
-from logfs.spark.known_names import unknown_column
+from logfs.format.batches.columns import concatenate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,18 +21,20 @@ if TYPE_CHECKING:
 
     Maker = Callable[[pa.DataType], pa.Array]
 
-HEADERS = ArrayType(
-    StructType([StructField("key", StringType()), StructField("value", BinaryType())])
+SCHEMA = pa.schema(
+    [
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", pa.timestamp("ms", "UTC")),
+        ("timestampType", pa.int32()),
+        ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
+    ]
 )
-FIXED_FIELDS = (
-    StructField("key", BinaryType()),
-    StructField("value", BinaryType()),
-    StructField("topic", StringType()),
-    StructField("partition", IntegerType()),
-    StructField("offset", LongType()),
-    StructField("timestamp", TimestampType()),
-    StructField("timestampType", IntegerType()),
-)
+"""All columns of Spark's Kafka source."""
+
 # Kafka's NO_TIMESTAMP_TYPE, the timestamp type of messages in the oldest format, magic 0.
 _NO_TIMESTAMP_TYPE = -1
 # The limits of an Arrow batch. The number of rows is large enough that the fixed cost of a batch is negligible. The
@@ -50,40 +44,6 @@ _BATCH_BYTES = 2 << 20
 _PER_MS = {"ms": 1, "us": 1000}
 # The least and the greatest time, in ms, that fit Spark's type of timestamps, an int64 in microseconds.
 FIRST_MS, LAST_MS = -(2**63) // 1000 + 1, (2**63 - 1) // 1000
-
-
-def kafka_schema(*, headers: bool, columns: Sequence[str] | None = None) -> StructType:
-    """Return the columns of Spark's Kafka source. If `headers` is true, the last one is the column `headers`.
-
-    If `columns` is given, return the columns with these names, in this order, and ignore `headers`. Raises
-    `ValueError` for a name that is not a column, or that occurs twice.
-    """
-    fields = {field.name: field for field in (*FIXED_FIELDS, StructField("headers", HEADERS))}
-    if columns is None:
-        return StructType([*FIXED_FIELDS, *([fields["headers"]] if headers else [])])
-    for name in columns:
-        if name not in fields:
-            raise unknown_column(name, fields, "logfs source")
-        if columns.count(name) > 1:
-            raise ValueError(f"the option 'columns' names the column {name} twice")
-    return StructType([fields[name] for name in columns])
-
-
-def check_schema(schema: StructType) -> None:
-    """Raise `ValueError` unless each column of `schema` is, by name and type, a column of Spark's Kafka source."""
-    known = {field.name: field.dataType for field in kafka_schema(headers=True)}
-    for field in schema:
-        if known.get(field.name) != field.dataType:
-            columns = ", ".join(f"{name} {kind.simpleString()}" for name, kind in known.items())
-            raise ValueError(
-                f"the logfs source has no column {field.name} {field.dataType.simpleString()}; "
-                f"its columns are {columns}"
-            )
-
-
-def arrow_schema(schema: StructType) -> pa.Schema:
-    """Convert a Spark schema to the Arrow schema that the Arrow batches of a reader must have."""
-    return to_arrow_schema(schema, timezone="UTC")
 
 
 class ArrowRun(NamedTuple):
@@ -100,7 +60,7 @@ class BatchMaker:
     def __init__(self, schema: pa.Schema) -> None:
         """Set the schema of the batches.
 
-        `schema` has some or all columns of `kafka_schema`, as Arrow types. The unit of `timestamp` is ms or us.
+        `schema` has some or all columns of `SCHEMA`. The unit of `timestamp` is ms or us.
         """
         self._schema = schema
 
@@ -110,7 +70,7 @@ class BatchMaker:
         Raises `ValueError` if the keys together have 2 GiB or more, or the values, or the header keys, or the header
         values. Raises `Corrupt` for malformed headers.
         """
-        from logfs.format.batches.columns import concatenate
+        # Not above: this imports the compiled kernels.
         from logfs.format.encoding.arrow_layout import gather
 
         counts = [len(run.columns) for run in runs]
@@ -140,6 +100,14 @@ class BatchMaker:
         }
         arrays = [makers[field.name](field.type) for field in self._schema]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+
+def table(topic: str, partition: int, columns: Columns) -> pa.Table:
+    """Return records of a partition as a table with the columns of `SCHEMA`.
+
+    Raises the errors of `BatchMaker.batch`.
+    """
+    return pa.Table.from_batches([BatchMaker(SCHEMA).batch([ArrowRun(topic, partition, columns)])])
 
 
 def grouped(runs: Iterable[ArrowRun]) -> Iterator[list[ArrowRun]]:

@@ -1,0 +1,262 @@
+"""A member of a consumer group, which shares the partitions of topics with other members, also in other processes."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from datetime import datetime
+from typing import TYPE_CHECKING, Literal
+
+from logfs.api.records import ConsumerRecord
+from logfs.errors import InvalidName, LogfsError, NotWritable, StoreLocked, UnknownPartition
+from logfs.format.base import names
+from logfs.log.read.read_committed import isolation_level
+from logfs.store.admin import client
+from logfs.store.admin.requests import CommitOffsets
+from logfs.store.group_members import GroupMember, Place
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Self
+
+    from logfs.api.store import Store
+
+logger = logging.getLogger(__name__)
+
+# How many offsets of a partition are read at a time.
+_CHUNK = 1000
+# The time (seconds) between two looks for new records and new members, and between two automatic commits.
+_POLL_SECONDS = 0.1
+_COMMIT_SECONDS = 1.0
+
+
+class Consumer:
+    """A member of a consumer group: an iterator over the records of the partitions that it has now.
+
+    The members of a group on one machine, here or as `logfs consume`, divide the partitions among themselves. When
+    one comes or goes, the others notice at their next record. It begins in a partition at the group's committed
+    offset. Each record comes at least once: after a crash, those since the last commit come again.
+
+    With `auto_commit` the records before the one that the program has in hand are committed each second, and all at a
+    `close` without an error. Otherwise only `commit` commits. A commit is durable when it returns. With a store that
+    is open read-only, it goes through the mount of the log directories, or opens them for the moment; while another
+    process holds them, automatic commits wait, and `commit` raises `StoreLocked`.
+
+    Only one thread may use it. A consumer is a context manager; `close` leaves the group.
+    """
+
+    group: str
+
+    def __init__(
+        self,
+        store: Store,
+        topics: str | Iterable[str],
+        group: str,
+        *,
+        begin: Literal["earliest", "latest"] | int | datetime,
+        timeout: float | None,
+        isolation: str,
+        auto_commit: bool,
+    ) -> None:
+        engine = store._engine
+        if engine.disk.is_remote:
+            raise NotWritable(f"{store._path}: nothing can be committed in a bucket; use 'follow'")
+        if not group:
+            raise InvalidName("the name of the group is empty; give a name")
+        if begin not in ("earliest", "latest") and not isinstance(begin, (int, datetime)):
+            raise InvalidName(
+                f"begin {begin!r}: give 'earliest', 'latest', an offset or a datetime"
+            )
+        isolation_level(isolation)
+        self.group = group
+        self._store = store
+        self._names = [topics] if isinstance(topics, str) else [*topics]
+        self._begin = begin
+        self._timeout = timeout
+        self._isolation = isolation
+        self._auto_commit = auto_commit
+        # What was read but not returned yet: a partition, the offset after a record, and the record. The last entry
+        # of a chunk has no record, because records that readers do not see may follow the last record.
+        self._read: deque[tuple[str, int, ConsumerRecord | None]] = deque()
+        # The partition of the record that was returned last, and the offset after it; None once it is consumed.
+        self._in_hand: tuple[str, int] | None = None
+        self._topic_ids: dict[str, object] = {}
+        self._joined = self._committed = -_COMMIT_SECONDS
+        self._find()
+        self._log_dirs = [
+            *(each.path for each in engine.log_dirs),
+            *engine.registry.missing_log_dirs,
+        ]
+        # All members must lock the same file, also if they name the log directories in another order.
+        self._member = GroupMember(min(self._log_dirs), group, self._place, self._commit)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        try:
+            if error is None and self._auto_commit:
+                self.commit()
+        finally:
+            self._member.close()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> ConsumerRecord:
+        """Return the next record; the one before it then counts as consumed. Waits for the timeout at most."""
+        since = time.monotonic()
+        while True:
+            self._consume_in_hand()
+            self._join_if_due()
+            if self._auto_commit:
+                self._commit_if_due()
+            while self._read:
+                name, after, record = self._read.popleft()
+                if record is not None:
+                    self._in_hand = name, after
+                    return record
+                self._member.advance(name, after)
+            if self._fetch():
+                continue
+            is_over = self._timeout is not None and time.monotonic() - since >= self._timeout
+            # A member that still waits for a partition of another member does not end.
+            if is_over and self._member.has_all(self._find()):
+                raise StopIteration
+            self._store._stopped.wait(_POLL_SECONDS)
+
+    @property
+    def partitions(self) -> list[str]:
+        """The names of the partitions that this member has now."""
+        return [*self._member.places]
+
+    def commit(self) -> None:
+        """Commit what was consumed, the record in hand included; durable at the return.
+
+        Raises `StoreLocked` if another process holds the log directories, and the errors of `ConsumerGroups.commit`.
+        """
+        self._consume_in_hand()
+        self._member.commit({name: place.taken for name, place in self._member.places.items()})
+
+    def close(self) -> None:
+        """Commit with `auto_commit` what was consumed, the record in hand included, and leave the group."""
+        self.__exit__(None, None, None)
+
+    def _consume_in_hand(self) -> None:
+        if self._in_hand is not None:
+            self._member.advance(*self._in_hand)
+            self._in_hand = None
+
+    def _find(self) -> list[str]:
+        """Return the names of the partitions that the group reads. Raises `UnknownPartition`."""
+        engine = self._store._refreshed()
+        known = [*engine, *engine.offline]
+        found: dict[str, None] = {}
+        for wanted in self._names:
+            partitions = [each for each in names.partitions_named(wanted, known) if each in known]
+            if not partitions:
+                raise UnknownPartition(f"{wanted}: the store has no such topic or partition")
+            found |= dict.fromkeys(partitions)
+        return [*found]
+
+    def _join_if_due(self) -> None:
+        """Notice members that have come or gone, and partitions that are new or were made again."""
+        now = time.monotonic()
+        if now - self._joined < _POLL_SECONDS:
+            return
+        self._joined = now
+        found = self._find()
+        for name in found:
+            topic_id = self._topic_id(name)
+            if name in self._member.places and topic_id != self._topic_ids[name]:
+                # The partition was deleted and created again: begin anew.
+                self._forget(name)
+        self._member.join(found, self._release)
+
+    def _topic_id(self, name: str) -> object:
+        return self._store._engine.registry.topic_id(names.parse_directory(name).topic)
+
+    def _place(self, name: str) -> Place:
+        """Return where to begin in a partition: at the committed offset or, if there is none, as `begin` says."""
+        self._topic_ids[name] = self._topic_id(name)
+        partition, begin = self._store[name], self._begin
+        start, end = partition.log_start_offset, partition.log_end_offset
+        committed = self._store.groups.get(self.group, {}).get(name)
+        if committed is not None:
+            return Place(min(committed, end), committed)
+        if isinstance(begin, datetime):
+            found = partition.offset_for_time(begin)
+            return Place(end if found is None else found.offset, -1)
+        offset = (
+            {"earliest": start, "latest": end}.get(begin, begin)
+            if isinstance(begin, str)
+            else begin
+        )
+        return Place(min(max(int(offset), start), end), -1)
+
+    def _release(self, name: str) -> bool:
+        self._drop_read(name)
+        return self._try_to_commit({name: self._member.places[name].taken})
+
+    def _forget(self, name: str) -> None:
+        self._drop_read(name)
+        self._member.forget(name)
+
+    def _drop_read(self, name: str) -> None:
+        self._read = deque(each for each in self._read if each[0] != name)
+
+    def _fetch(self) -> bool:
+        """Read a chunk of each partition that has new records; return whether there was any."""
+        for name, place in [*self._member.places.items()]:
+            partition = self._store[name]
+            reader = partition._reader(self._isolation)
+            if place.taken > reader.log.log_end_offset:
+                # The log was truncated: begin at its end.
+                self._forget(name)
+                continue
+            start = max(place.taken, reader.log_start_offset)
+            end = min(start + _CHUNK, reader.log_end_offset)
+            if start > place.taken:
+                logger.warning(
+                    "%s: offsets %d to %d have left the log before group %s read them",
+                    name,
+                    place.taken,
+                    start - 1,
+                    self.group,
+                )
+                self._member.advance(name, start)
+            try:
+                for record in reader.read(start, end) if end > start else ():
+                    item = ConsumerRecord.of_partition(partition, record)
+                    self._read.append((name, record.offset + 1, item))
+            except LogfsError:
+                if not self._read:
+                    raise
+                # Return what was read. The next call meets the error at its start.
+                return True
+            if end > start:
+                self._read.append((name, end, None))
+        return bool(self._read)
+
+    def _commit_if_due(self) -> None:
+        now = time.monotonic()
+        if now - self._committed >= _COMMIT_SECONDS:
+            self._committed = now
+            self._try_to_commit({name: each.taken for name, each in self._member.places.items()})
+
+    def _try_to_commit(self, offsets: dict[str, int]) -> bool:
+        """Commit; return False if another process holds the log directories."""
+        try:
+            self._member.commit(offsets)
+        except StoreLocked as error:
+            logger.warning("group %s: nothing is committed: %s", self.group, error)
+            return False
+        return True
+
+    def _commit(self, offsets: dict[str, int]) -> None:
+        if self._store._engine.read_only:
+            texts = {name: str(offset) for name, offset in offsets.items()}
+            client.call(self._log_dirs, CommitOffsets(self.group, texts))
+        else:
+            self._store.groups.commit(self.group, offsets)

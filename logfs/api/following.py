@@ -1,0 +1,129 @@
+"""Records as they are appended, for `for` loops and, under asyncio, for `async for`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from logfs.errors import LogfsError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from typing import Self
+
+    from logfs.api.partition import Partition
+    from logfs.api.store import Store
+    from logfs.format.batches.record import Record
+
+R = TypeVar("R")
+
+# How many offsets of a partition are read at a time.
+_CHUNK = 1000
+# The pause (seconds) between two looks for new records. It doubles from the first to the second value.
+_SHORTEST_PAUSE = 0.002
+_LONGEST_PAUSE = 0.1
+
+
+class Following(Generic[R]):
+    """The records of one partition or several from given offsets on, without an end: an iterator, also with `async`.
+
+    The iteration ends when no record has come for the timeout; another loop then goes on from there. It raises
+    `OffsetOutOfRange` if retention has deleted the next records, `DamagedRange` at damage, and `StoreClosed` when
+    another thread closes the store. After the first two, `seek` permits to go on. Only one thread or task may use it.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        partitions: Callable[[], Iterable[Partition]],
+        offsets: Mapping[str, int],
+        make: Callable[[Partition, Record], R],
+        timeout: float | None,
+        isolation: str,
+    ) -> None:
+        """`partitions` is called again and again. A partition not in `offsets` is read from its log start."""
+        self._store = store
+        self._partitions = partitions
+        self._offsets = dict(offsets)
+        self._make = make
+        self._timeout = timeout
+        self._isolation = isolation
+        # What was read but not returned yet: a partition, the offset after an item, and the item. The last entry of a
+        # chunk has no item, because records that readers do not see may follow the last item.
+        self._read: deque[tuple[str, int, R | None]] = deque()
+        self._since: float | None = None
+        self._pause = _SHORTEST_PAUSE
+
+    @property
+    def offsets(self) -> Mapping[str, int]:
+        """The offset of the next record, by the name of the partition."""
+        return self._offsets.copy()
+
+    def seek(self, partition: str, offset: int) -> None:
+        """Go on in a partition at another offset."""
+        self._read.clear()
+        self._offsets[partition] = offset
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __aiter__(self) -> Self:
+        return self
+
+    def __next__(self) -> R:
+        while (found := self._next_read()) is None:
+            if not self._take():
+                self._store._stopped.wait(self._next_pause(StopIteration))
+        return found
+
+    async def __anext__(self) -> R:
+        while (found := self._next_read()) is None:
+            if not await asyncio.to_thread(self._take):
+                await asyncio.sleep(self._next_pause(StopAsyncIteration))
+        return found
+
+    def _next_read(self) -> R | None:
+        """Return the next item that was read; None if another chunk must be read first."""
+        while self._read:
+            name, after, item = self._read.popleft()
+            self._offsets[name] = after
+            if item is not None:
+                self._since, self._pause = None, _SHORTEST_PAUSE
+                return item
+        return None
+
+    def _take(self) -> bool:
+        """Read a chunk of each partition that has new records; return whether there was any."""
+        for partition in self._partitions():
+            start = self._offsets.setdefault(partition.name, partition.log_start_offset)
+            reader = partition._reader(self._isolation)
+            reader.check_readable(start)
+            end = min(reader.log_end_offset, start + _CHUNK)
+            try:
+                for record in reader.read(start, end) if end > start else ():
+                    item = self._make(partition, record)
+                    self._read.append((partition.name, record.offset + 1, item))
+            except LogfsError:
+                if not self._read:
+                    raise
+                # Return what was read. The next call meets the error at its start.
+                return True
+            if end > start:
+                self._read.append((partition.name, end, None))
+        return bool(self._read)
+
+    def _next_pause(self, stop: type[Exception]) -> float:
+        """Return how long (seconds) to wait for new records. Raises `stop` once the timeout has passed."""
+        now = time.monotonic()
+        if self._since is None:
+            self._since = now
+        pause = self._pause
+        self._pause = min(2 * pause, _LONGEST_PAUSE)
+        if self._timeout is not None:
+            pause = min(pause, self._since + self._timeout - now)
+            if pause <= 0:
+                self._since, self._pause = None, _SHORTEST_PAUSE
+                raise stop
+        return pause

@@ -1,0 +1,75 @@
+"""The committed offsets of consumer groups, as a mapping."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from logfs.errors import UnknownGroup, did_you_mean
+from logfs.store.groups import TOPIC
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from logfs.api.store import Store
+    from logfs.store.groups import Groups
+
+
+class ConsumerGroups(Mapping[str, Mapping[str, int]]):
+    """The committed offsets of all groups: `store.groups["billing"]` maps names of partitions to offsets.
+
+    A committed offset is the next one that the group will read. Kafka's consumers see the same offsets, because they
+    are in the topic `__consumer_offsets`, as a broker writes them.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def _groups(self) -> Groups:
+        engine = self._store._refreshed()
+        for name in engine.registry.partitions_of(TOPIC):
+            engine.refresh(name)
+        return engine.groups
+
+    def _all(self) -> dict[str, dict[str, int]]:
+        found: dict[str, dict[str, int]] = {}
+        for group, partition, commit in self._groups():
+            found.setdefault(group, {})[partition.directory] = commit.offset
+        return found
+
+    def __getitem__(self, group: str) -> Mapping[str, int]:
+        """Return the offsets of a group, by partition. Raises `UnknownGroup` (a `KeyError`) if it has none."""
+        found = self._all()
+        if group not in found:
+            raise UnknownGroup(
+                f"{group!r}: no such group has committed offsets{did_you_mean(group, found)}"
+            )
+        return found[group]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    def commit(self, group: str, offsets: Mapping[str, int], metadata: str = "") -> None:
+        """Commit the next offsets that a group will read, by partition: all or none, durable at the return.
+
+        Raises `UnknownPartition`, `OffsetOutOfRange` for an offset outside of the log, `InvalidName` for an invalid
+        name of a group, `InvalidRecord` for metadata that is too long, and `NotWritable`.
+        """
+        groups = self._store._for_writing(group).groups
+        groups.commit_all(group, offsets, metadata)
+        groups.log_of(group).flush()
+
+    def forget(self, group: str, partition: str) -> bool:
+        """Remove the offset of a group for a partition, durably, and return whether there was one."""
+        return self._store._for_writing(group).groups.forget(group, partition)
+
+    def lag(self, group: str) -> dict[str, int]:
+        """Return how many offsets lie between the commit and the log end, by partition. Raises `UnknownGroup`."""
+        return {
+            name: max(self._store[name].log_end_offset - offset, 0)
+            for name, offset in self[group].items()
+            if name in self._store
+        }

@@ -1,0 +1,252 @@
+"""One partition of an open store: append, read, look up, follow."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from logfs.api.columns import PartitionColumns
+from logfs.api.following import Following
+from logfs.api.records import as_record
+from logfs.format.base import names
+from logfs.format.batches.record import as_ms
+from logfs.log.read.read_committed import isolation_level
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from datetime import datetime
+
+    from logfs.api.store import Store
+    from logfs.format.batches.record import Headers, Record, Value
+    from logfs.log.append.partition import Partition as Log
+    from logfs.log.read.reader import OffsetAndTimestamp, Reader
+
+
+class Partition:
+    """One partition of an open store, from `store["orders-0"]`. Any thread may use it.
+
+    Each call acts on the partition as it is then, even if it was moved, or deleted and created again.
+
+    `isolation` is "read_uncommitted" (all records) or "read_committed" (no records of aborted transactions, and none
+    from the first open transaction on), as in Kafka. Offsets count records. Times are ms since the epoch, or a
+    `datetime` with a time zone.
+    """
+
+    __slots__ = ("_parsed", "_store", "name")
+
+    def __init__(self, store: Store, name: str) -> None:
+        self.name = name
+        self._store = store
+        self._parsed = names.parse_directory(name)
+
+    def __repr__(self) -> str:
+        return f"logfs.Partition({self.name!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Partition) and (self._store, self.name) == (
+            other._store,
+            other.name,
+        )
+
+    def __hash__(self) -> int:
+        return hash((id(self._store), self.name))
+
+    @property
+    def topic(self) -> str:
+        """The name of the topic."""
+        return self._parsed.topic
+
+    @property
+    def partition(self) -> int:
+        """The number of the partition in its topic."""
+        return self._parsed.partition
+
+    def _reader(self, isolation: str = "read_uncommitted") -> Reader:
+        return self._store._log(self.name).isolated(isolation_level(isolation))
+
+    def _writable(self) -> Log:
+        return self._store._for_writing(self.name).writable(self.name)
+
+    # The ends of the log.
+
+    @property
+    def log_start_offset(self) -> int:
+        """The offset of the first record that can be read."""
+        return self._reader().log_start_offset
+
+    @property
+    def log_end_offset(self) -> int:
+        """The offset that the next record will get."""
+        return self._reader().log_end_offset
+
+    @property
+    def last_stable_offset(self) -> int:
+        """The first offset of the oldest open transaction; without one, the log end offset."""
+        return self._store._log(self.name).last_stable_offset
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of the log in bytes, without its indexes."""
+        return self._reader().size_bytes
+
+    # Appending.
+
+    def append(
+        self,
+        value: Value | Record | None,
+        *,
+        key: Value | None = None,
+        headers: Headers = (),
+        timestamp: int | datetime | None = None,
+    ) -> int:
+        """Append one record, and return its offset.
+
+        A value or a key is bytes, bytearray, memoryview, a str (UTF-8), or None: a record without a value is a
+        tombstone, which deletes its key in a compacted topic. `headers` is a mapping, or pairs of a name and a value.
+        Without a `timestamp` the record has the time of the append. A whole `Record` may be given as the value.
+
+        The record can be read at once, and is durable after `flush`. Raises `TypeError` or `ValueError` for a wrong
+        field, `RecordTooLarge`, `InvalidRecord` if the topic's settings refuse the record, `NotWritable` and
+        `PartitionFailed`.
+        """
+        return self._writable().append([as_record(value, key, headers, timestamp)])
+
+    def append_many(
+        self, records: Iterable[Value | Record], *, in_one_batch: bool = False
+    ) -> range:
+        """Append records, and return their offsets. An item is a value, as in `append`, or a `Record`.
+
+        If the topic's settings refuse one of them, none is appended. With `in_one_batch` they form one batch, so that
+        a crash leaves all of them or none; `RecordTooLarge` says that they do not fit. Otherwise as `append`.
+        """
+        many = (
+            [*records] if not isinstance(records, (bytes, bytearray, memoryview, str)) else records
+        )
+        first = self._writable().append(many, in_one_batch=in_one_batch)
+        return range(first, first + len(many))
+
+    def flush(self) -> None:
+        """Return when all records are durable: they survive a power failure."""
+        self._writable().flush()
+
+    # Reading.
+
+    def read(
+        self,
+        offset: int | None = None,
+        end: int | None = None,
+        *,
+        isolation: str = "read_uncommitted",
+    ) -> Iterator[Record]:
+        """Yield the records in [offset, end), by default from the log start to the log end as it is now.
+
+        Raises `OffsetOutOfRange`, `StoreClosed` and, at damage, `DamagedRange`, whose `next_offset` is where reading
+        can go on.
+        """
+        return self._while_open(self._reader(isolation).read(offset, end))
+
+    def _while_open(self, records: Iterator[Record]) -> Iterator[Record]:
+        store = self._store
+        for record in records:
+            if store._opened is None:
+                _ = store._engine
+            yield record
+
+    def last(self, count: int, *, isolation: str = "read_uncommitted") -> Iterator[Record]:
+        """Yield the last `count` records; all of them if there are fewer."""
+        reader = self._reader(isolation)
+        return self._while_open(reader.read(reader.offset_of_last(count)))
+
+    def record(self, offset: int, *, isolation: str = "read_uncommitted") -> Record | None:
+        """Return the record at an offset; None if compaction has removed it, or it is not one of the application.
+
+        Raises `OffsetOutOfRange`, and `DamagedRange` at damage.
+        """
+        return self._reader(isolation).record(offset)
+
+    def newest(self, key: Value, *, isolation: str = "read_uncommitted") -> Record | None:
+        """Return the newest record with a key; None if there is none, or if it is a tombstone.
+
+        The first call reads the whole log, later ones only what was appended since.
+        """
+        plain = key.encode() if isinstance(key, str) else bytes(key)
+        return self._reader(isolation).newest(plain)
+
+    def offset_for_time(
+        self, timestamp: int | datetime, *, isolation: str = "read_uncommitted"
+    ) -> OffsetAndTimestamp | None:
+        """Return the offset and the time of the first record at or after a time; None if there is none."""
+        time_ms = as_ms(timestamp)
+        if time_ms is None:
+            raise TypeError("timestamp must be ms since 1970 or a datetime, not None")
+        return self._reader(isolation).offset_for_time(time_ms, shown=True)
+
+    def columns(
+        self,
+        offset: int | None = None,
+        end: int | None = None,
+        *,
+        isolation: str = "read_uncommitted",
+    ) -> PartitionColumns:
+        """Return the records in [offset, end) as numpy arrays, by default all of them. Raises the errors of `read`.
+
+        The result can be handed to pyarrow, pandas, polars and DuckDB; see `PartitionColumns`.
+        """
+        columns = self._reader(isolation).columns(offset, end)
+        return PartitionColumns.of(self.topic, self.partition, columns)
+
+    def follow(
+        self,
+        offset: int | None = None,
+        *,
+        timeout: float | None = None,
+        isolation: str = "read_uncommitted",
+    ) -> Following[Record]:
+        """Return an iterator over the records from an offset on, those included that are appended later.
+
+        Without `offset` it begins at the log end. It ends when no record has come for `timeout` seconds; None stands
+        for never. It works with `for` and, under asyncio, with `async for`. See `Following` for the errors.
+        """
+        first = self._reader(isolation).log_end_offset if offset is None else offset
+        return Following(
+            self._store,
+            lambda: (self,),
+            {self.name: first},
+            lambda _, record: record,
+            timeout,
+            isolation,
+        )
+
+    # Changing.
+
+    def delete_records(self, offset: int) -> int:
+        """Make the records below an offset unreadable for ever, and return the new log start; -1 is the log end."""
+        return self._store._for_writing(self.name).delete_records(self.name, offset)
+
+    def truncate(self, offset: int) -> None:
+        """Remove the records at or above an offset for ever. Raises `OffsetOutOfRange`.
+
+        As in Kafka, a batch that has the offset is removed as a whole, earlier records included.
+        """
+        self._store._for_writing(self.name).truncate(self.name, offset)
+
+    def compact(self) -> None:
+        """Compact the partition now, the newest records included.
+
+        Raises `InvalidSetting` if the topic's `cleanup.policy` has no `compact`.
+        """
+        self._store._for_writing(self.name).compact(self.name, roll=True)
+
+    def tier(self) -> int:
+        """Copy the sealed segments that are due into the object store now, and return their number.
+
+        Raises `InvalidSetting` if the topic is not tiered, and `RemoteStorageError`.
+        """
+        return self._store._for_writing(self.name).tier(self.name)
+
+    def delete(self, *, only_empty: bool = False) -> None:
+        """Delete the partition with the offsets that groups have committed for it.
+
+        `Store.undelete` restores it until `file.delete.delay.ms` has passed. With `only_empty`, raises
+        `PartitionNotEmpty` if it has records.
+        """
+        self._store._for_writing(self.name).delete(self.name, only_empty=only_empty)

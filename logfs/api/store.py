@@ -1,0 +1,292 @@
+"""An open store, as a mapping of the names of its partitions to the partitions."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
+
+from logfs.api.consumer import Consumer
+from logfs.api.groups import ConsumerGroups
+from logfs.api.partition import Partition
+from logfs.api.topic import Topic
+from logfs.api.transaction import Transaction
+from logfs.errors import InvalidName, NotWritable, StoreClosed, UnknownPartition, did_you_mean
+from logfs.format.base import names
+from logfs.store.directory.recognition import PathKind, recognise
+from logfs.store.store import Store as Engine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from datetime import datetime
+    from typing import Self
+
+    from logfs.errors import LogfsError
+    from logfs.log.read.log import Log
+
+Mode = Literal["r", "r+"]
+# The time between two rounds of upkeep in the background.
+_UPKEEP_SECONDS = 1.0
+
+
+def open(
+    log_dirs: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    mode: Mode = "r+",
+    *,
+    create: bool = False,
+    upkeep: bool = False,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Store:
+    """Open one or several log directories as a store.
+
+    With the mode "r" nothing is changed or locked: a broker, a mount or another program may use the directories at
+    the same time, and each call sees what they have written. A bucket, such as `s3://bucket/prefix`, can be opened
+    only so. With "r+" the store can be changed; no other process can then write to it. Partitions that were not
+    closed cleanly are recovered. `progress` is called meanwhile with (partition, bytes read, bytes in all), perhaps
+    by several threads.
+
+    An empty directory becomes a new store, and with `create` a missing one, too. With `upkeep` a thread does every
+    second what is due: flushes, retention, compaction, copies to a bucket. Without it, call `Store.upkeep`.
+
+    Raises `StoreLocked` if another process has locked a directory, `InvalidStore` if a path is not a log directory,
+    `InvalidSetting` and `Corrupt` for wrong or damaged settings files, and `OSError`.
+    """
+    if mode not in ("r", "r+"):
+        raise InvalidName(f"mode {mode!r}: give 'r' to read, or 'r+' to read and write")
+    if create and mode == "r":
+        raise InvalidName("create=True needs the mode 'r+': with 'r' nothing is written")
+    paths = [log_dirs] if isinstance(log_dirs, (str, os.PathLike)) else [*log_dirs]
+    if not create:
+        for path in map(recognise, paths):
+            if path.kind is PathKind.MISSING:
+                raise path.error("; create=True makes a new store" if mode == "r+" else "")
+    return Store(Engine(paths, read_only=mode == "r", create=create, progress=progress), upkeep)
+
+
+class Store(Mapping[str, Partition]):
+    """An open store: `store["orders-0"]` is a partition, and `store.topic("orders")` a topic. Made by `logfs.open`.
+
+    It is a context manager, and has to be closed: after a clean close, the next opening needs no recovery. Any thread
+    may use it. A partition that cannot be loaded is not in the mapping but in `offline`. After `close`, every call
+    raises `StoreClosed`.
+    """
+
+    def __init__(self, engine: Engine, upkeep: bool = False) -> None:
+        self._opened: Engine | None = engine
+        self._path = repr([str(each.path) for each in engine.log_dirs])
+        self._stopped = threading.Event()
+        self._upkeep: threading.Thread | None = None
+        if upkeep:
+            # The thread refers to the engine only, so that a store that is dropped is not kept alive by its thread.
+            self._upkeep = threading.Thread(
+                target=_keep_up, args=(engine, self._stopped), name="logfs-upkeep", daemon=True
+            )
+            self._upkeep.start()
+
+    @property
+    def _engine(self) -> Engine:
+        if self._opened is None:
+            raise StoreClosed(f"the store {self._path} is closed; open it again")
+        return self._opened
+
+    def _log(self, name: str) -> Log:
+        """Return the log of a partition, as it is now. Raises `UnknownPartition`, or why the partition is offline."""
+        engine = self._engine
+        engine.refresh(name)
+        try:
+            return engine[name]
+        except UnknownPartition:
+            hint = did_you_mean(name, engine) or f"; store.create({name!r}) creates it"
+            raise UnknownPartition(f"{name}: no such partition{hint}") from None
+
+    def _for_writing(self, what: str) -> Engine:
+        """Return the engine. Raises `NotWritable` if the store is open read-only; `what` was to be changed."""
+        engine = self._engine
+        if engine.read_only:
+            raise NotWritable(f"{what}: the store is open read-only; open it with the mode 'r+'")
+        return engine
+
+    def _refreshed(self) -> Engine:
+        engine = self._engine
+        engine.refresh("")
+        return engine
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        engine = self._stop()
+        if engine is not None:
+            engine.__exit__(kind, error, traceback)
+
+    def __del__(self) -> None:
+        # An error in `__init__` may have left the object without its attributes.
+        if getattr(self, "_opened", None) is not None:
+            warnings.warn(
+                f"the store {self._path} was not closed; use 'with logfs.open(…) as store:'",
+                ResourceWarning,
+                source=self,
+                stacklevel=2,
+            )
+            # Without a flush, as after a kill: `close` may take long, or raise an error that nobody would see.
+            engine = self._stop(wait=False)
+            if engine is not None:
+                engine.leave()
+
+    def __repr__(self) -> str:
+        state = ", closed" if self._opened is None else ""
+        return f"logfs.Store({self._path}{state})"
+
+    def _stop(self, *, wait: bool = True) -> Engine | None:
+        """Return the engine, which the caller has to close; None if the store is closed already."""
+        engine, self._opened = self._opened, None
+        self._stopped.set()
+        if wait and self._upkeep is not None:
+            self._upkeep.join()
+        return engine
+
+    # The mapping of partitions.
+
+    def __getitem__(self, name: str) -> Partition:
+        """Return a partition. Raises `UnknownPartition` (a `KeyError`), or the error that keeps it offline."""
+        self._log(name)
+        return Partition(self, name)
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names of the partitions that are not offline, in sorted order."""
+        return iter(self._refreshed())
+
+    def __len__(self) -> int:
+        return len(self._refreshed())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._refreshed()
+
+    @property
+    def offline(self) -> Mapping[str, LogfsError | OSError]:
+        """The partitions that cannot be used, by name, each with the error that made it offline."""
+        return self._refreshed().offline.copy()
+
+    # Partitions and topics.
+
+    def create(self, name: str) -> Partition:
+        """Create the partition `name`, such as "orders-0", and return it when it is durable.
+
+        Raises `InvalidName`, `PartitionExists`, `NotWritable` and `OSError`.
+        """
+        self._for_writing(name).create(name)
+        return Partition(self, name)
+
+    def create_topic(self, name: str, partitions: int = 1, **settings: str | float) -> Topic:
+        """Create a topic with the partitions 0 to `partitions` - 1, and return it.
+
+        Partitions that exist stay as they are. `settings` are Kafka's topic settings, with underscores for dots:
+        `retention_ms="7d"`. Raises `InvalidName`, `InvalidSetting`, `PartitionExists` if all of the partitions exist,
+        `NotWritable` and `OSError`.
+        """
+        engine = self._for_writing(name)
+        made = engine.topic(name)
+        made.missing(partitions)
+        engine.settings.change_topic(
+            name, {each.replace("_", "."): str(to) for each, to in settings.items()}
+        )
+        made.create(partitions)
+        return Topic(self, name)
+
+    def topic(self, name: str) -> Topic:
+        """Return the topic `name`. Raises `UnknownPartition` if the store has no partition of it."""
+        found = self.topics
+        if name not in found:
+            hint = did_you_mean(name, found) or f"; store.create_topic({name!r}) creates it"
+            raise UnknownPartition(f"{name}: no such topic{hint}")
+        return found[name]
+
+    @property
+    def topics(self) -> Mapping[str, Topic]:
+        """The topics of the store, by name, those of Kafka itself (`__consumer_offsets`, …) included."""
+        found = {names.parse_directory(each).topic for each in self}
+        return {name: Topic(self, name) for name in sorted(found)}
+
+    def undelete(self, name: str) -> None:
+        """Restore a partition or a topic that was deleted less than `file.delete.delay.ms` ago, with its offsets.
+
+        Raises `UnknownPartition` if there is nothing to restore, and `PartitionExists`.
+        """
+        engine = self._for_writing(name)
+        for each in engine.deleter.deleted(name):
+            engine.undelete(each)
+
+    # Groups.
+
+    @property
+    def groups(self) -> ConsumerGroups:
+        """The offsets that consumer groups have committed, by group."""
+        return ConsumerGroups(self)
+
+    def consumer(
+        self,
+        topics: str | Iterable[str],
+        *,
+        group: str,
+        begin: Literal["earliest", "latest"] | int | datetime = "earliest",
+        timeout: float | None = None,
+        isolation: str = "read_uncommitted",
+        auto_commit: bool = True,
+    ) -> Consumer:
+        """Return a member of a consumer group that reads topics, or partitions, by name.
+
+        See `Consumer`. `begin` is where to begin in a partition for which the group has committed no offset. The
+        iteration ends when no record has come for `timeout` seconds; None stands for never.
+        """
+        return Consumer(
+            self,
+            topics,
+            group,
+            begin=begin,
+            timeout=timeout,
+            isolation=isolation,
+            auto_commit=auto_commit,
+        )
+
+    def transaction(self, transactional_id: str) -> Transaction:
+        """Begin a transaction over several partitions; see `Transaction`. An open one with the same id is aborted.
+
+        Raises `NotWritable`, and the errors of the disk.
+        """
+        return Transaction(self, transactional_id)
+
+    # Maintenance.
+
+    def upkeep(self) -> None:
+        """Do what is due now: flushes, checkpoints, retention, compaction, copies to a bucket; may take minutes.
+
+        An error of one of these is logged, and the work is tried again at a later call.
+        """
+        self._engine.upkeep()
+
+    def retain(self) -> int:
+        """Delete the segments that retention deletes now, and return their number."""
+        return self._for_writing(self._path).retain()
+
+    def flush(self) -> None:
+        """Return when all records of all partitions are durable."""
+        for name in self:
+            self[name].flush()
+
+    @property
+    def closed(self) -> bool:
+        """Whether the store was closed."""
+        return self._opened is None
+
+    def close(self) -> None:
+        """Make everything durable, and release the log directories. Closing twice is harmless."""
+        engine = self._stop()
+        if engine is not None:
+            engine.close()
+
+
+def _keep_up(engine: Engine, stopped: threading.Event) -> None:
+    while not stopped.wait(_UPKEEP_SECONDS):
+        engine.upkeep()

@@ -1,0 +1,172 @@
+"""A topic of an open store: its partitions together, and its settings."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from typing import TYPE_CHECKING
+
+from logfs.api.following import Following
+from logfs.api.partition import Partition
+from logfs.api.records import ConsumerRecord, as_record
+from logfs.config import value_in_force
+from logfs.errors import InvalidName
+from logfs.log.read.read_committed import Isolation, isolation_level
+from logfs.setting import TOPIC_SETTINGS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from datetime import datetime
+
+    from logfs.api.store import Store
+    from logfs.format.batches.record import Headers, Record, Value
+    from logfs.store.topic import Topic as Partitions
+
+
+class Topic:
+    """A topic of an open store, from `store.topic("orders")`. Any thread may use it.
+
+    Each call acts on the partitions that the topic has then. For `isolation` and times see `Partition`.
+    """
+
+    name: str
+
+    def __init__(self, store: Store, name: str) -> None:
+        self.name = name
+        self._store = store
+        # It chooses the partitions for records without a key, batch by batch, so one object is kept.
+        self._partitions: Partitions = store._engine.topic(name)
+
+    def __repr__(self) -> str:
+        return f"logfs.Topic({self.name!r})"
+
+    @property
+    def partitions(self) -> Sequence[Partition]:
+        """The partitions, in the order of their numbers."""
+        found = self._store._refreshed().registry.partitions_of(self.name)
+        return [Partition(self._store, name) for name in found]
+
+    @property
+    def settings(self) -> TopicSettings:
+        """The settings of the topic."""
+        return TopicSettings(self._store, self.name)
+
+    def append(
+        self,
+        value: Value | Record | None,
+        *,
+        key: Value | None = None,
+        headers: Headers = (),
+        timestamp: int | datetime | None = None,
+    ) -> tuple[int, int]:
+        """Append one record, and return the number of its partition and its offset.
+
+        The partition is that which Kafka's default partitioner chooses: by the key's hash, or, without a key, the
+        same one until a batch is full. Otherwise as `Partition.append`.
+        """
+        return self.append_many([as_record(value, key, headers, timestamp)])[0]
+
+    def append_many(self, records: Iterable[Value | Record]) -> Sequence[tuple[int, int]]:
+        """Append records, and return the partition number and the offset of each.
+
+        After an error, the records of some partitions may have been appended. Otherwise as `append`.
+        """
+        self._store._for_writing(self.name)
+        return self._partitions.append(records)
+
+    def flush(self) -> None:
+        """Return when all records of the topic are durable."""
+        self._store._for_writing(self.name)
+        self._partitions.flush()
+
+    def _open(self) -> Partitions:
+        """Return the partitions. Raises `StoreClosed`."""
+        _ = self._store._engine
+        return self._partitions
+
+    def read(self, *, isolation: str = "read_uncommitted") -> Iterator[ConsumerRecord]:
+        """Yield the records of all partitions merged by time, up to the log ends at the first `next`.
+
+        The records of a partition keep their order. Raises the errors of `Partition.read`.
+        """
+        self._store._refreshed()
+        for each in self.partitions:
+            self._store._log(each.name)
+        committed = isolation_level(isolation) is Isolation.READ_COMMITTED
+        for number, record in self._open().read(committed=committed):
+            _ = self._store._engine
+            yield ConsumerRecord.of(self.name, number, record)
+
+    def follow(
+        self,
+        *,
+        begin: str = "latest",
+        timeout: float | None = None,
+        isolation: str = "read_uncommitted",
+    ) -> Following[ConsumerRecord]:
+        """Return an iterator over the records that are appended from now on, as `Partition.follow`.
+
+        With `begin="earliest"` it begins with the records that are there. Partitions that are created later are read
+        from their start. The records of a partition keep their order.
+        """
+        if begin not in ("earliest", "latest"):
+            raise InvalidName(f"begin {begin!r}: give 'earliest' or 'latest'")
+        offsets = {
+            each.name: each._reader(isolation).log_end_offset
+            if begin == "latest"
+            else each.log_start_offset
+            for each in self.partitions
+        }
+        return Following(
+            self._store,
+            lambda: self.partitions,
+            offsets,
+            ConsumerRecord.of_partition,
+            timeout,
+            isolation,
+        )
+
+    def delete(self, *, only_empty: bool = False) -> None:
+        """Delete the topic: its partitions, its settings, and the offsets that groups have committed for it.
+
+        `Store.undelete` restores it until `file.delete.delay.ms` has passed. With `only_empty`, raises
+        `PartitionNotEmpty` if there is a record.
+        """
+        self._store._for_writing(self.name)
+        self._partitions.delete(only_empty=only_empty)
+
+
+class TopicSettings(MutableMapping[str, str]):
+    """The settings of a topic in force: texts by Kafka's names, as in `topic.settings["retention.ms"]`.
+
+    The mapping has every setting. An assignment, also with a unit ("7d", "10GB"), is durable, and in force at once.
+    `del` removes a change, so that the store's value or the default is in force again. Raises `UnknownSetting` (a
+    `KeyError`) and, for an invalid value, `InvalidSetting` (a `ValueError`).
+    """
+
+    def __init__(self, store: Store, topic: str) -> None:
+        self._store = store
+        self._topic = topic
+
+    def __getitem__(self, name: str) -> str:
+        settings = self._store._refreshed().settings
+        return value_in_force(
+            name, settings.topic_overrides(self._topic), settings.broker_overrides
+        )
+
+    def __setitem__(self, name: str, value: str | float) -> None:
+        self.change({name: value})
+
+    def __delitem__(self, name: str) -> None:
+        self.change({name: None})
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(TOPIC_SETTINGS)
+
+    def __len__(self) -> int:
+        return len(TOPIC_SETTINGS)
+
+    def change(self, changes: Mapping[str, str | float | None]) -> None:
+        """Change several settings, all or none; None removes a change."""
+        texts = {name: None if to is None else str(to) for name, to in changes.items()}
+        engine = self._store._for_writing(self._topic)
+        engine.settings.change_topic(self._topic, texts)

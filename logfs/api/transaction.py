@@ -1,0 +1,99 @@
+"""A transaction over several partitions and committed offsets."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from logfs.api.records import as_record
+from logfs.errors import InvalidProducerEpoch, UnknownPartition, did_you_mean
+from logfs.format.base import names
+from logfs.format.batches.record import as_records
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from datetime import datetime
+    from typing import Self
+
+    from logfs.api.store import Store
+    from logfs.format.batches.record import Headers, Record, Value
+    from logfs.store.topic import Topic as Partitions
+
+
+class Transaction:
+    """Appends to several partitions, and offsets of groups, that become visible together or not at all.
+
+    It begins when the object is made. The end of a `with` block commits it durably, an error in the block aborts it.
+    Readers of "read_committed" see it from then on, other readers see its records at once. If another transaction
+    with the same id begins, this one is aborted, and its methods raise `InvalidProducerEpoch`; this keeps a program
+    out that was believed dead. The states are in Kafka's `__transaction_state`. What a crash leaves undecided is
+    aborted at the next opening of the store. Only one thread may use it.
+    """
+
+    def __init__(self, store: Store, transactional_id: str) -> None:
+        self._store = store
+        self._engine = store._engine.transactions.begin(transactional_id)
+        self._topics: dict[str, Partitions] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if self._engine.is_ended:
+            return
+        if error is None:
+            self.commit()
+            return
+        # A later transaction may have aborted this one already.
+        with suppress(InvalidProducerEpoch):
+            self.abort()
+
+    def append(
+        self,
+        target: str,
+        value: Value | Record | None,
+        *,
+        key: Value | None = None,
+        headers: Headers = (),
+        timestamp: int | datetime | None = None,
+    ) -> tuple[int, int]:
+        """Append one record to a partition or a topic; return the partition number and the offset.
+
+        The other arguments and the errors are those of `Partition.append`.
+        """
+        return self.append_many(target, [as_record(value, key, headers, timestamp)])[0]
+
+    def append_many(self, target: str, records: Iterable[Value | Record]) -> list[tuple[int, int]]:
+        """Append records to a partition or a topic; return the partition number and the offset of each."""
+        engine = self._store._engine
+        if target in engine:
+            wanted = as_records(records)
+            first = self._engine.append(target, wanted)
+            number = names.parse_directory(target).partition
+            return [(number, offset) for offset in range(first, first + len(wanted))]
+        if target not in self._topics and not engine.registry.partitions_of(target):
+            hint = did_you_mean(target, [*engine, *self._store.topics])
+            raise UnknownPartition(f"{target}: no such partition or topic{hint}")
+        topic = self._topics.setdefault(target, engine.topic(target))
+        return topic.append_by(records, lambda log, chosen: self._engine.append(log, chosen))
+
+    def commit_offsets(self, group: str, offsets: Mapping[str, int]) -> None:
+        """Commit the next offsets that a group will read, by partition, together with the transaction.
+
+        Raises the errors of `ConsumerGroups.commit`.
+        """
+        _ = self._store._engine
+        self._engine.commit_offsets(group, offsets)
+
+    def commit(self) -> None:
+        """Make the transaction visible; durable at the return.
+
+        After an `OSError` at the very end it may be committed all the same: the store then completes it later.
+        """
+        _ = self._store._engine
+        self._engine.commit()
+
+    def abort(self) -> None:
+        """Make sure that no reader of "read_committed" ever sees the transaction."""
+        _ = self._store._engine
+        self._engine.abort()

@@ -1,0 +1,357 @@
+"""Transactions over several partitions, by transactional id (Kafka's TransactionCoordinator).
+
+The state of each id is a record in `__transaction_state`, as a broker writes it. For example, an id writes to a-0 and
+b-0, and commits:
+
+1. The status ONGOING with a-0 is made durable, then records are appended to a-0; the same for b-0.
+2. a-0 and b-0 are made durable, then the status PREPARE_COMMIT. From here on the transaction is committed.
+3. A marker is appended to a-0 and to b-0 and made durable, and readers of committed records see the transaction.
+4. The status COMPLETE_COMMIT is written.
+
+After a crash, `finish` aborts a transaction of step 1, and goes on with step 3 for one of step 2 or 3. Each step is
+durable before the next one begins, so no partition keeps a transaction of which `__transaction_state` knows nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from logfs.errors import (
+    Corrupt,
+    InvalidName,
+    InvalidProducerEpoch,
+    InvalidTransactionState,
+    LogfsError,
+    NotWritable,
+    UnknownPartition,
+    Unsupported,
+)
+from logfs.format.batches.record import Record
+from logfs.format.messages.group_record import coordinator_partition
+from logfs.format.messages.transaction_record import (
+    TransactionState,
+    TransactionStatus,
+    parse_state,
+    parse_transactional_id,
+)
+from logfs.locks import Level, make_rlock
+from logfs.log.append.partition import writable
+from logfs.store.internal_topic import InternalTopic, Replay
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from logfs.format.base.names import TopicPartition
+    from logfs.format.batches.batch import Batch
+    from logfs.format.batches.record import Value
+    from logfs.log.append.partition import Partition
+    from logfs.log.read.log import Log
+    from logfs.store.groups import Groups
+    from logfs.store.registry import PartitionRegistry
+
+logger = logging.getLogger(__name__)
+
+TOPIC = "__transaction_state"
+# Kafka's transaction.max.timeout.ms is 15 minutes, and a producer's default is this.
+TIMEOUT_MS = 60_000
+# A broker numbers its producers from 0. The ids of logfs are random numbers far above, so no broker gives one again.
+_FIRST_PRODUCER_ID = 1 << 62
+# With the greatest epoch nothing could be fenced any more, so an id gets another producer id first.
+_LAST_EPOCH = 2**15 - 2
+_PREPARED = {
+    TransactionStatus.PREPARE_COMMIT: TransactionStatus.COMPLETE_COMMIT,
+    TransactionStatus.PREPARE_ABORT: TransactionStatus.COMPLETE_ABORT,
+}
+
+
+class Transactions:
+    """The transactions of a store. Any thread may call its methods."""
+
+    def __init__(
+        self, registry: PartitionRegistry, create: Callable[[str], Partition], groups: Groups
+    ) -> None:
+        """Make the object without reading anything. `create` creates the named partition, and returns it."""
+        self._registry = registry
+        self._groups = groups
+        self._topic = InternalTopic(
+            registry,
+            create,
+            TOPIC,
+            "transaction.state.log.num.partitions",
+            # Kafka gives the topic these settings.
+            lambda: {
+                "cleanup.policy": "compact",
+                "compression.type": "uncompressed",
+                "segment.bytes": str(
+                    registry.settings.broker_config.transaction_state_log_segment_bytes
+                ),
+            },
+            "the states of transactions",
+        )
+        self._lock = make_rlock(Level.TRANSACTIONS)
+        self._replays: list[_Replay] = []
+        # When `upkeep` last called `finish` (ms since the epoch).
+        self._finished_ms = -1
+        # The transactions that were begun here and have not ended, by transactional id.
+        self._running: dict[str, Transaction] = {}
+
+    def begin(self, transactional_id: str, timeout_ms: int = TIMEOUT_MS) -> Transaction:
+        """Begin a transaction; an open one with the same id is aborted, and its object can do nothing any more.
+
+        Another process aborts the transaction `timeout_ms` after it began. Raises `InvalidName` for an empty id,
+        `NotWritable`, and the errors of `finish` for an earlier transaction with this id.
+        """
+        if not transactional_id or len(transactional_id.encode()) > 2**15 - 1:
+            raise InvalidName(
+                f"transactional id {transactional_id[:20]!r}: give a text of 1 to 32767 bytes"
+            )
+        if self._registry.read_only:
+            raise NotWritable(f"transactional id {transactional_id}: the store is open read-only")
+        with self._registry.disk.hold(self._lock):
+            before = self._states().get(transactional_id)
+            running = self._running.get(transactional_id)
+            if running is not None and (before is None or before.producer_epoch < running.epoch):
+                # It has written nothing, so its epoch is in no record.
+                before = running.state
+            if before is not None:
+                before = self._ended(before)
+            if before is None or before.producer_epoch >= _LAST_EPOCH:
+                producer_id, epoch = _FIRST_PRODUCER_ID | secrets.randbits(61), 0
+            else:
+                producer_id, epoch = before.producer_id, before.producer_epoch + 1
+            state = TransactionState(transactional_id, producer_id, epoch, timeout_ms)
+            found = self._running[transactional_id] = Transaction(self, state)
+            return found
+
+    def upkeep(self, now_ms: int) -> None:
+        """Call `finish` as often as the settings say; `now_ms` is ms since the epoch."""
+        broker = self._registry.settings.broker_config
+        wait_ms = broker.transaction_abort_timed_out_transaction_cleanup_interval_ms
+        if not self._finished_ms <= now_ms < self._finished_ms + wait_ms:
+            self._finished_ms = now_ms
+            self.finish()
+
+    def finish(self) -> None:
+        """Carry out the decided transactions, and abort those that nobody continues.
+
+        Those are the transactions of an earlier process, and after their timeout those of a broker's producers. An
+        error is logged, and the transaction stays as it is until the next call.
+        """
+        with self._registry.disk.hold(self._lock):
+            for state in self._states().values():
+                if state.transactional_id in self._running or not state.partitions:
+                    continue
+                is_of_broker = state.producer_id < _FIRST_PRODUCER_ID
+                end_ms = state.started_ms + state.timeout_ms
+                if (
+                    state.status is TransactionStatus.ONGOING
+                    and is_of_broker
+                    and self._registry.clock() < end_ms
+                ):
+                    continue
+                try:
+                    self._ended(state)
+                except (LogfsError, OSError) as error:
+                    logger.error(
+                        "transactional id %s: is not ended yet: %s", state.transactional_id, error
+                    )
+
+    def _states(self) -> dict[str, TransactionState]:
+        """Return the states of all ids. The caller must hold `_lock`."""
+        known = {replay.log: replay for replay in self._replays}
+        self._replays = [known.get(log) or _Replay(log) for log in self._topic.logs()]
+        found: dict[str, TransactionState] = {}
+        for replay in self._replays:
+            replay.catch_up()
+            found |= replay.states
+        return found
+
+    def _ended(self, state: TransactionState) -> TransactionState:
+        """Abort an open transaction, or carry out a decided one; return the state then. The caller holds `_lock`."""
+        if state.status is TransactionStatus.ONGOING:
+            # A higher epoch fences the producer of the transaction in every partition.
+            epoch = min(state.producer_epoch + 1, _LAST_EPOCH + 1)
+            state = state._replace(producer_epoch=epoch)
+            state = self._write(state, TransactionStatus.PREPARE_ABORT, durable=True)
+        if state.status in _PREPARED:
+            state = self._carry_out(state)
+        return state
+
+    def _carry_out(self, state: TransactionState) -> TransactionState:
+        commit = state.status is TransactionStatus.PREPARE_COMMIT
+        logs = self._logs(state)
+        for log in logs:
+            log.end_transaction(
+                state.producer_id,
+                state.producer_epoch,
+                commit=commit,
+                coordinator_epoch=max(log.producers[state.producer_id].coordinator_epoch, 0),
+            )
+        for log in logs:
+            log.flush()
+        return self._write(state._replace(partitions=()), _PREPARED[state.status], durable=False)
+
+    def _logs(self, state: TransactionState) -> list[Partition]:
+        """Return the partitions of a transaction that still exist. Raises the error of one that is offline."""
+        found = []
+        for name in state.partitions:
+            self._registry.include(name.directory)
+            with suppress(UnknownPartition):
+                found.append(self._registry.writable(name.directory))
+        return found
+
+    def _write(
+        self, state: TransactionState, status: TransactionStatus, *, durable: bool
+    ) -> TransactionState:
+        """Append the state of an id with a new status, and return it. The caller must hold `_lock`."""
+        now_ms = self._registry.clock()
+        started_ms = now_ms if state.started_ms < 0 else state.started_ms
+        state = state._replace(status=status, updated_ms=now_ms, started_ms=started_ms)
+        number = coordinator_partition(state.transactional_id, self._topic.partition_count())
+        log = self._topic.log(number)
+        log.append([Record(state.value(), state.key())])
+        if durable:
+            log.flush()
+        return state
+
+    # The parts of `Transaction` that need the lock.
+
+    @contextmanager
+    def running(self, transaction: Transaction) -> Iterator[None]:
+        """Hold the lock while `transaction` is changed. Raises `InvalidProducerEpoch` if a later one has its id."""
+        with self._registry.disk.hold(self._lock):
+            name = transaction.state.transactional_id
+            if self._running.get(name) is not transaction:
+                if transaction.is_ended:
+                    raise InvalidTransactionState(
+                        f"transactional id {name!r}: this transaction has ended; begin another"
+                    )
+                raise InvalidProducerEpoch(
+                    f"transactional id {name!r}: a later transaction with this id has aborted this one"
+                )
+            yield
+
+    def add(self, transaction: Transaction, name: TopicPartition) -> None:
+        """Note durably that a transaction writes to a partition. The caller holds the lock (`running`)."""
+        state = transaction.state
+        if name not in state.partitions:
+            state = state._replace(partitions=(*state.partitions, name))
+            transaction.state = self._write(state, TransactionStatus.ONGOING, durable=True)
+
+    def end(self, transaction: Transaction, *, commit: bool) -> None:
+        """End a transaction durably. The caller holds the lock (`running`)."""
+        state = transaction.state
+        if state.partitions:
+            if commit:
+                for log in self._logs(state):
+                    log.flush()
+            decided = (
+                TransactionStatus.PREPARE_COMMIT if commit else TransactionStatus.PREPARE_ABORT
+            )
+            transaction.state = self._write(state, decided, durable=True)
+            transaction.state = self._carry_out(transaction.state)
+        del self._running[state.transactional_id]
+        transaction.is_ended = True
+
+    def writable(self, name: str) -> Partition:
+        """Return a partition for appends. Raises the errors of `Store.writable`."""
+        return writable(self._registry[name])
+
+    def offsets_of(self, group: str, offsets: Mapping[str, int]) -> tuple[Partition, list[Record]]:
+        """Return the partition of `__consumer_offsets` for a group, and the records that commit `offsets`."""
+        return self._groups.log_of(group), self._groups.records_of(group, offsets)
+
+
+class Transaction:
+    """A transaction that was begun by `Transactions.begin`. Only one thread may use it."""
+
+    def __init__(self, transactions: Transactions, state: TransactionState) -> None:
+        self.state = state
+        self.is_ended = False
+        self._transactions = transactions
+        self._sequences: dict[Log, int] = {}
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the transaction's producer."""
+        return self.state.producer_epoch
+
+    def append(self, name: str, records: Iterable[Value | Record]) -> int:
+        """Append records to a partition, and return the offset of the first.
+
+        Raises the errors of `Partition.append`, `InvalidProducerEpoch` if a later transaction has aborted this one,
+        and `InvalidTransactionState` if this one has ended.
+        """
+        with self._transactions.running(self):
+            return self._append(self._transactions.writable(name), records, coordinator=False)
+
+    def commit_offsets(self, group: str, offsets: Mapping[str, int]) -> None:
+        """Commit the next offsets that a group will read, by partition, as part of the transaction.
+
+        Raises the errors of `append` and of `Groups.commit_all`.
+        """
+        with self._transactions.running(self):
+            log, records = self._transactions.offsets_of(group, offsets)
+            self._append(log, records, coordinator=True)
+
+    def _append(
+        self, log: Partition, records: Iterable[Value | Record], *, coordinator: bool
+    ) -> int:
+        # A partition that takes no appends would take no marker, either.
+        log.check_appendable()
+        self._transactions.add(self, log.name)
+        first, self._sequences[log] = log.append_transactional(
+            records,
+            self.state.producer_id,
+            self.state.producer_epoch,
+            self._sequences.get(log, 0),
+            coordinator=coordinator,
+        )
+        return first
+
+    def commit(self) -> None:
+        """Make the transaction visible to readers of committed records; it is durable when this returns.
+
+        If a marker cannot be written, the error is raised, and the transaction stays committed: the next `begin` with
+        its id, the upkeep or the next opening of the store writes the marker. Raises the errors of `append`.
+        """
+        with self._transactions.running(self):
+            self._transactions.end(self, commit=True)
+
+    def abort(self) -> None:
+        """End the transaction so that no reader of committed records ever sees it. Raises the errors of `commit`."""
+        with self._transactions.running(self):
+            self._transactions.end(self, commit=False)
+
+
+class _Replay(Replay):
+    """The states in one partition of `__transaction_state`, read up to the offset `end`."""
+
+    def __init__(self, log: Log) -> None:
+        super().__init__(log, "transactions")
+        self.states: dict[str, TransactionState] = {}
+
+    def forget(self) -> None:
+        self.states = {}
+
+    def apply(self, batch: Batch) -> None:
+        if batch.header.is_control:
+            return
+        for record in batch.records():
+            if record.offset >= self.end and record.key is not None:
+                try:
+                    self._apply_record(record.key, record.value)
+                except (Corrupt, Unsupported) as error:
+                    self.leave_out(record.offset, error)
+
+    def _apply_record(self, key: bytes, value: bytes | None) -> None:
+        name = parse_transactional_id(key)
+        if name is None:
+            return
+        if value is None:
+            self.states.pop(name, None)
+        else:
+            self.states[name] = parse_state(name, value)

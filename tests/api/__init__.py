@@ -1,0 +1,1 @@
+"""Tests of `logfs.api`: what `import logfs` gives, promise by promise."""

@@ -1,0 +1,255 @@
+"""Members of a consumer group, in threads and processes, and transactions with their offsets."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import pytest
+
+import logfs
+from tests.support.command_line import ok
+from tests.support.processes import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def store(log_dir: Path) -> Iterator[logfs.Store]:
+    """A store with the topic `orders` of four partitions, with five records in each."""
+    with logfs.open(log_dir, create=True) as store:
+        for partition in store.create_topic("orders", 4).partitions:
+            partition.append_many([f"{partition.partition} {n}" for n in range(5)])
+        yield store
+
+
+def test_a_group_reads_each_record_once(store: logfs.Store) -> None:
+    """A second consumer goes on where the first has ended."""
+    with store.consumer("orders", group="g", timeout=0) as consumer:
+        seen = [(record.topic, record.partition, record.offset) for record in consumer]
+        assert sorted(consumer.partitions) == [f"orders-{n}" for n in range(4)]
+    assert sorted(seen) == [("orders", p, n) for p in range(4) for n in range(5)]
+    assert store.groups["g"] == {f"orders-{n}": 5 for n in range(4)}
+    store["orders-2"].append("new")
+    with store.consumer("orders", group="g", timeout=0) as consumer:
+        assert [record.value for record in consumer] == [b"new"]
+
+
+def test_what_is_in_hand_is_committed_only_by_a_commit(store: logfs.Store) -> None:
+    """An error in the block leaves the record in hand to the next consumer; `commit` takes it."""
+    with suppress(ZeroDivisionError), store.consumer("orders-0", group="g") as consumer:
+        assert next(consumer).offset == 0
+        assert next(consumer).offset == 1
+        consumer.commit()
+        assert store.groups["g"] == {"orders-0": 2}
+        assert next(consumer).offset == 2
+        _ = 1 // 0
+    assert store.groups["g"] == {"orders-0": 2}
+    with store.consumer("orders-0", group="g", auto_commit=False) as consumer:
+        assert next(consumer).offset == 2
+    assert store.groups["g"] == {"orders-0": 2}
+    with store.consumer("orders-0", group="g") as consumer:
+        assert next(consumer).offset == 2
+    assert store.groups["g"] == {"orders-0": 3}
+
+
+def test_automatic_commits(store: logfs.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it runs, what came before the record in hand is committed."""
+    from logfs.api import consumer as module
+
+    monkeypatch.setattr(module, "_COMMIT_SECONDS", 0.0)
+    with store.consumer("orders-0", group="g") as consumer:
+        for _ in range(3):
+            next(consumer)
+        assert store.groups["g"] == {"orders-0": 2}
+
+
+@pytest.mark.parametrize(
+    ("begin", "first"),
+    [
+        ("earliest", 0),
+        ("latest", 5),
+        (2, 2),
+        (99, 5),
+        (datetime(2100, 1, 1, tzinfo=UTC), 5),
+        (datetime(1970, 1, 2, tzinfo=UTC), 0),
+    ],
+)
+def test_where_to_begin(store: logfs.Store, begin: object, first: int) -> None:
+    """Without a commit, `begin` decides; a commit comes before it."""
+    with store.consumer("orders-0", group="g", begin=begin, timeout=0) as consumer:  # type: ignore[arg-type]
+        assert [record.offset for record in consumer] == [*range(first, 5)]
+    with store.consumer("orders-0", group="g", begin="earliest", timeout=0) as consumer:
+        assert [*consumer] == []
+
+
+def test_wrong_arguments(store: logfs.Store) -> None:
+    """Unknown topics, empty names and strange beginnings are refused at once, and leave no member behind."""
+    with pytest.raises(logfs.UnknownPartition, match="nothing"):
+        store.consumer(["orders", "nothing"], group="g")
+    with pytest.raises(logfs.InvalidName, match="group"):
+        store.consumer("orders", group="")
+    with pytest.raises(logfs.InvalidName, match="begin"):
+        store.consumer("orders", group="g", begin="now")  # type: ignore[arg-type]
+    with pytest.raises(logfs.InvalidSetting, match="isolation"):
+        store.consumer("orders", group="g", isolation="no")
+    with store.consumer("orders", group="g", timeout=0) as consumer:
+        assert len([*consumer]) == 20
+
+
+def test_members_share_the_partitions(store: logfs.Store) -> None:
+    """Two members in threads have two partitions each; when one leaves, the other gets all. Nothing is read twice."""
+    taken: dict[str, list[tuple[int, int]]] = {"one": [], "two": []}
+    shares: dict[str, list[str]] = {}
+    leave = threading.Event()
+
+    def consume(name: str) -> None:
+        with store.consumer("orders", group="g", begin="latest", timeout=0.05) as consumer:
+            while not leave.is_set() or name == "two":
+                for record in consumer:
+                    taken[name].append((record.partition, record.offset))
+                shares[name] = consumer.partitions
+                if leave.is_set() and len(shares["two"]) == 4:
+                    return
+
+    threads = [threading.Thread(target=consume, args=(name,)) for name in taken]
+    for thread in threads:
+        thread.start()
+    wait_for(lambda: [len(shares.get(name, [])) for name in taken] == [2, 2])
+    for partition in store.topic("orders").partitions:
+        partition.append("x")
+    wait_for(lambda: len(taken["one"]) == len(taken["two"]) == 2)
+    leave.set()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    assert sorted(taken["one"] + taken["two"]) == [(n, 5) for n in range(4)]
+    assert store.groups["g"] == {f"orders-{n}": 6 for n in range(4)}
+
+
+def test_members_of_a_read_only_store_and_of_the_command(store: logfs.Store, log_dir: Path) -> None:
+    """Consumers beside a mount or alone, in other processes and as `logfs consume`, are one group."""
+    store.close()
+    program = (
+        "import logfs, sys\n"
+        "with logfs.open(sys.argv[1], 'r') as store:\n"
+        "    with store.consumer('orders', group='g', timeout=2) as consumer:\n"
+        "        for record in consumer:\n"
+        "            print(record.partition, record.offset, flush=True)\n"
+    )
+    two = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, log_dir], stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    lines = [line for each in two for line in each.communicate(timeout=60)[0].splitlines()]
+    assert [each.returncode for each in two] == [0, 0]
+    # A record may come twice while the partitions change hands, but none is missing.
+    assert {*lines} == {f"{p} {n}" for p in range(4) for n in range(5)}
+    assert ok("consume", log_dir / "orders", "-g", "g", "--idle-exit", "0") == ""
+    with logfs.open(log_dir, "r") as live:
+        assert live.groups["g"] == {f"orders-{n}": 5 for n in range(4)}
+
+
+def test_a_writer_that_holds_the_directory_delays_commits(
+    store: logfs.Store, log_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While another process has the store, a read-only consumer reads on; its `commit` says why it cannot."""
+    with logfs.open(log_dir, "r") as live:
+        with (
+            pytest.raises(logfs.StoreLocked),
+            live.consumer("orders-0", group="g", timeout=0) as consumer,
+        ):
+            assert len([*consumer]) == 5
+        with live.consumer("orders-0", group="g", timeout=0) as consumer:
+            assert len([*consumer]) == 5
+            store.close()
+    assert "nothing is committed" in caplog.text
+    with logfs.open(log_dir) as again:
+        assert again.groups["g"] == {"orders-0": 5}
+
+
+def test_a_consumer_notices_losses_and_new_partitions(
+    store: logfs.Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Records that have left the log are warned of; a partition made anew is read from its start."""
+    partition = store["orders-0"]
+    with store.consumer("orders", group="g", timeout=0.2) as consumer:
+        assert len([*consumer]) == 20
+        partition.append_many(["5", "6", "7"])
+        partition.delete_records(7)
+        assert [record.value for record in consumer] == [b"7"]
+        assert "offsets 5 to 6 have left the log" in caplog.text
+        partition.truncate(7)
+        partition.append("again")
+        store.create("orders-4").append("new")
+        values = {record.value for record in consumer}
+        assert b"new" in values
+
+
+def test_a_consumer_in_a_transaction(store: logfs.Store) -> None:
+    """Read, transform, write, commit the offsets together: after an abort the group reads the same again."""
+    out = store.create_topic("out")
+    for attempt in range(2):
+        with store.consumer("orders-0", group="g", timeout=0, auto_commit=False) as consumer:
+            try:
+                with store.transaction("etl") as transaction:
+                    for record in consumer:
+                        transaction.append("out", record.value, key=record.key)
+                        transaction.commit_offsets("g", {"orders-0": record.offset + 1})
+                    if not attempt:
+                        raise ConnectionError
+            except ConnectionError:
+                assert "g" not in store.groups
+    assert store.groups["g"] == {"orders-0": 5}
+    assert len([*out.read(isolation="read_committed")]) == 5
+    assert len([*out.read()]) == 10
+
+
+def test_transactions_from_python(store: logfs.Store) -> None:
+    """Topics and partitions by name; the places are returned; a second end is an error; fencing is named."""
+    store.create_topic("out", 2)
+    with store.transaction("id") as transaction:
+        number, offset = transaction.append("out", "x", key="k", headers={"h": "1"})
+        assert transaction.append("out-1", "y")[0] == 1
+        assert transaction.append_many("out-0", ["a", "b"])[1][0] == 0
+        with pytest.raises(logfs.UnknownPartition, match="did you mean 'out'"):
+            transaction.append("ouut", "x")
+    record = store[f"out-{number}"].record(offset)
+    assert record is not None
+    assert (record.value, [*record.headers]) == (b"x", [("h", b"1")])
+    with pytest.raises(logfs.InvalidTransactionState):
+        transaction.commit()
+    with store.transaction("id") as transaction:
+        transaction.append("out", "z")
+        transaction.abort()
+    with suppress(logfs.InvalidProducerEpoch), store.transaction("id") as transaction:
+        transaction.append("out", "zombie")
+        store.transaction("id").abort()
+        for act in (lambda: transaction.append("out", "zombie"), transaction.commit):
+            with pytest.raises(logfs.InvalidProducerEpoch):
+                act()
+    values = {each.value for each in store.topic("out").read(isolation="read_committed")}
+    assert values == {b"x", b"y", b"a", b"b"}
+
+
+def test_a_slow_program_keeps_its_partitions(store: logfs.Store) -> None:
+    """A member that is busy with a record for long stays a member: its locks are the kernel's."""
+    with (
+        store.consumer("orders", group="g", timeout=0) as slow,
+        store.consumer("orders", group="g", timeout=0) as other,
+    ):
+        next(slow)
+        time.sleep(0.3)
+        mine = {*slow.partitions}
+        assert {record.partition for record in other}.isdisjoint(
+            int(name.rpartition("-")[2]) for name in mine
+        )

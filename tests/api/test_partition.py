@@ -1,0 +1,316 @@
+"""One partition and one topic: what is appended and refused, what is read, and the tables of other libraries."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import logfs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+NEXT_HOUR = timezone(timedelta(hours=1))
+
+
+@pytest.fixture
+def store(log_dir: Path) -> Iterator[logfs.Store]:
+    """A store with the topic `orders` of two partitions."""
+    with logfs.open(log_dir, create=True) as store:
+        store.create_topic("orders", 2)
+        yield store
+
+
+@pytest.fixture
+def first(store: logfs.Store) -> logfs.Partition:
+    """An empty partition."""
+    return store["orders-0"]
+
+
+def only(partition: logfs.Partition) -> logfs.Record:
+    """Return the one record of a partition."""
+    (record,) = partition.read()
+    return record
+
+
+def test_one_record(first: logfs.Partition) -> None:
+    """Every field in each type that is taken, and what is read of it."""
+    moment = datetime(2021, 11, 28, 12, 53, 20, tzinfo=NEXT_HOUR)
+    assert (
+        first.append(
+            "v", key=bytearray(b"k"), headers={"h": memoryview(b"1"), "n": None}, timestamp=moment
+        )
+        == 0
+    )
+    record = only(first)
+    assert (record.value, record.key) == (b"v", b"k")
+    assert [*record.headers] == [("h", b"1"), ("n", None)]
+    assert (record.timestamp, record.offset) == (1638100400000, 0)
+    assert record.timestamp_type is logfs.TimestampType.CREATE_TIME
+    with pytest.raises(AttributeError):
+        record.value = b"other"  # type: ignore[misc]
+    assert first.append(None, key="k") == 1
+    assert first.append(logfs.Record(b"whole", timestamp=5)) == 2
+    assert [each.value for each in first.read()] == [b"v", None, b"whole"]
+
+
+@pytest.mark.parametrize(
+    ("append", "kind", "said"),
+    [
+        (lambda p: p.append(5), TypeError, "value must be bytes, str or None, not int"),
+        (lambda p: p.append([b"x"]), TypeError, "use append_many"),
+        (lambda p: p.append(b"x", key=5), TypeError, "key must be"),
+        (lambda p: p.append(b"x", headers=5), TypeError, "headers must be a dict"),
+        (lambda p: p.append(b"x", headers={"h": 5}), TypeError, "header 'h' must be"),
+        (lambda p: p.append(b"x", headers={5: b""}), TypeError, "name of a header"),
+        (lambda p: p.append(b"x", timestamp=1.5), TypeError, "timestamp must be an int"),
+        (lambda p: p.append(b"x", timestamp=datetime(2021, 1, 1)), TypeError, "time zone"),
+        (
+            lambda p: p.append(b"x", timestamp=datetime(1969, 1, 1, tzinfo=UTC)),
+            ValueError,
+            "before 1970",
+        ),
+        (lambda p: p.append(b"x", timestamp=-5), ValueError, "timestamp"),
+        (lambda p: p.append("\udcff"), ValueError, "value: "),
+        (lambda p: p.append(logfs.Record(b"x"), key=b"k"), TypeError, "not both"),
+        (lambda p: p.append_many(b"xy"), TypeError, "list of records"),
+        (lambda p: p.append_many([b"x", 5]), TypeError, "a record must be"),
+        (lambda p: p.append(b"x" * 2_000_000), logfs.RecordTooLarge, "max.message.bytes"),
+        (
+            lambda p: p.append_many([b"x" * 600_000] * 2, in_one_batch=True),
+            logfs.RecordTooLarge,
+            "batch",
+        ),
+        (lambda p: p.offset_for_time(None), TypeError, "timestamp must be"),
+        (lambda p: p.read(isolation="no"), logfs.InvalidSetting, "read_committed"),
+        (lambda p: p.record(7), IndexError, "offset 7 is not in"),
+        (lambda p: [*p.read(7)], IndexError, "not in"),
+        (lambda p: next(p.follow(7, timeout=0)), IndexError, "not in"),
+        (lambda p: p.truncate(-1), IndexError, "0 or more"),
+        (lambda p: p.compact(), logfs.InvalidSetting, "cleanup.policy"),
+    ],
+)
+def test_what_is_wrong_is_named_and_changes_nothing(
+    first: logfs.Partition, append: Callable[[Any], object], kind: type[Exception], said: str
+) -> None:
+    """Each refusal names the field or the setting, in the error that Python has for it; nothing is appended."""
+    with pytest.raises(kind, match=said):
+        append(first)
+    assert first.log_end_offset == 0
+
+
+def test_many_records(first: logfs.Partition) -> None:
+    """`append_many` takes any iterable, and returns the offsets."""
+    assert first.append_many([]) == range(0)
+    assert first.append_many(b"%d" % n for n in range(3)) == range(3)
+    assert first.append_many(["3", logfs.Record(b"4")], in_one_batch=True) == range(3, 5)
+    assert [record.value for record in first.read(1, 3)] == [b"1", b"2"]
+    assert [record.value for record in first.last(2)] == [b"3", b"4"]
+    assert [record.offset for record in first.last(9)] == [*range(5)]
+    assert first.log_start_offset == 0
+    assert first.log_end_offset == first.last_stable_offset == 5
+    assert first.size_bytes > 0
+    assert (first.name, first.topic, first.partition) == ("orders-0", "orders", 0)
+
+
+def test_lookups(first: logfs.Partition) -> None:
+    """By offset, by key and by time."""
+    for n in range(4):
+        first.append(f"{n}", key=f"{n % 2}", timestamp=1000 * n)
+    found = first.record(2)
+    assert found is not None
+    assert found.value == b"2"
+    newest = first.newest("1")
+    assert newest is not None
+    assert newest.offset == 3
+    assert first.newest(b"9") is None
+    assert first.offset_for_time(1500) == (2, 2000, 0)
+    assert first.offset_for_time(datetime(1970, 1, 1, 0, 0, 3, tzinfo=UTC)) == (3, 3000, 0)
+    assert first.offset_for_time(4000) is None
+
+
+def test_changes_for_ever(store: logfs.Store, first: logfs.Partition) -> None:
+    """`delete_records`, `truncate` and `compact` do what they say."""
+    for value in ("0", "1", "2", "3"):
+        first.append(value)
+    assert first.delete_records(1) == 1
+    first.truncate(3)
+    assert [record.value for record in first.read()] == [b"1", b"2"]
+    store.topic("orders").settings["cleanup.policy"] = "compact"
+    second = store["orders-1"]
+    for value in ("a", "b"):
+        second.append(value, key="k")
+    second.compact()
+    assert [record.value for record in second.read()] == [b"b"]
+
+
+def test_a_topic_as_one(store: logfs.Store) -> None:
+    """Keys go to the partitions that Kafka's producers choose, and reading merges by time."""
+    topic = store.topic("orders")
+    places = [topic.append(f"{n}", key=f"{n}", timestamp=n) for n in range(10)]
+    assert {partition for partition, _ in places} == {0, 1}
+    assert topic.append_many([logfs.Record(b"x", key=b"3", timestamp=20)])[0][0] == places[3][0]
+    topic.flush()
+    records = [*topic.read()]
+    assert [record.timestamp for record in records] == [*range(10), 20]
+    assert [(r.partition, r.offset) for r in records[:10]] == places
+    assert {record.topic for record in records} == {"orders"}
+    assert isinstance(records[0], logfs.Record)
+
+
+# Following.
+
+
+def test_follow_begins_at_the_end_and_ends_after_its_timeout(first: logfs.Partition) -> None:
+    """Without an offset only new records come; a second loop goes on where the first has ended."""
+    first.append_many(["0", "1"])
+    following = first.follow(timeout=0.05)
+    assert [*following] == []
+    first.append_many(["2", "3"])
+    assert [record.value for record in following] == [b"2", b"3"]
+    assert following.offsets == {"orders-0": 4}
+    assert [record.value for record in first.follow(1, timeout=0)] == [b"1", b"2", b"3"]
+    assert [*following] == []
+
+
+def test_follow_waits_for_another_thread(store: logfs.Store, first: logfs.Partition) -> None:
+    """A record that is appended while `next` waits comes at once, and `close` ends the wait."""
+    following = first.follow()
+    timer = threading.Timer(0.1, first.append, ["late"])
+    timer.start()
+    assert next(following).value == b"late"
+    timer.join()
+    closer = threading.Timer(0.1, store.close)
+    closer.start()
+    with pytest.raises(logfs.StoreClosed):
+        next(following)
+    closer.join()
+
+
+def test_follow_in_asyncio(store: logfs.Store) -> None:
+    """Several tasks follow at the same time, beside one that appends, and a task can be cancelled."""
+    topic = store.topic("orders")
+
+    async def take(count: int) -> list[bytes | None]:
+        found = []
+        async for record in topic.follow(begin="earliest"):
+            found.append(record.value)
+            if len(found) == count:
+                break
+        return found
+
+    async def run() -> None:
+        takers = [asyncio.create_task(take(count)) for count in (3, 5, 99)]
+        for n in range(5):
+            await asyncio.sleep(0.02)
+            topic.append(f"{n}")
+        assert [len(await taker) for taker in takers[:2]] == [3, 5]
+        takers[2].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await takers[2]
+        assert [each async for each in topic.follow(timeout=0.05)] == []
+
+    asyncio.run(run())
+
+
+def test_follow_goes_on_after_a_loss(first: logfs.Partition) -> None:
+    """When retention has overtaken it, `OffsetOutOfRange` says so, and `seek` goes on."""
+    first.append_many(["0", "1", "2"])
+    following = first.follow(0, timeout=0)
+    assert next(following).value == b"0"
+    first.delete_records(2)
+    # What was read before is still returned.
+    values = [next(following).value, next(following).value]
+    assert values == [b"1", b"2"]
+    following.seek("orders-0", 1)
+    with pytest.raises(logfs.OffsetOutOfRange):
+        next(following)
+    following.seek("orders-0", first.log_start_offset)
+    assert [record.value for record in following] == [b"2"]
+
+
+def test_follow_finds_new_partitions(store: logfs.Store) -> None:
+    """A partition that is created later is read from its start."""
+    topic = store.topic("orders")
+    following = topic.follow(timeout=0.05)
+    store.create("orders-2").append("new")
+    assert [(r.partition, r.value) for r in following] == [(2, b"new")]
+    with pytest.raises(logfs.InvalidName, match="earliest"):
+        topic.follow(begin="now")
+
+
+def test_follow_hides_what_is_not_committed(store: logfs.Store, first: logfs.Partition) -> None:
+    """With `read_committed`, records come at their commit, and aborted ones never."""
+    following = first.follow(0, timeout=0, isolation="read_committed")
+    with store.transaction("id") as transaction:
+        transaction.append("orders-0", "1")
+        assert [*following] == []
+    assert [record.value for record in following] == [b"1"]
+    with suppress(ZeroDivisionError), store.transaction("id") as transaction:
+        transaction.append("orders-0", "2")
+        _ = 1 // 0
+    first.append("3")
+    assert [record.value for record in following] == [b"3"]
+
+
+# Tables.
+
+
+def test_columns_of_numpy(first: logfs.Partition) -> None:
+    """Rows are records; lengths of -1 are nulls; a selection keeps the topic."""
+    first.append_many([logfs.Record(b"a", key=b"k", timestamp=1), logfs.Record(None, timestamp=2)])
+    columns = first.columns()
+    assert isinstance(columns, logfs.Columns)
+    assert columns.offsets.tolist() == [0, 1]
+    assert columns.timestamps.tolist() == [1, 2]
+    assert columns.key_lengths.tolist() == [1, -1]
+    assert columns.value_lengths.tolist() == [1, -1]
+    start = int(columns.value_starts[0])
+    assert columns.data[start : start + 1].tobytes() == b"a"
+    chosen = columns.select(np.array([False, True]))
+    assert isinstance(chosen, logfs.Columns)
+    assert (chosen.topic, chosen.partition, chosen.offsets.tolist()) == ("orders", 0, [1])
+    assert [record.value for record in columns.records()] == [b"a", None]
+
+
+def test_tables_of_other_libraries(first: logfs.Partition) -> None:
+    """pyarrow, polars, pandas and DuckDB get the columns of Spark's Kafka source."""
+    duckdb, pa, polars = (pytest.importorskip(name) for name in ("duckdb", "pyarrow", "polars"))
+    first.append("a", key="k", headers={"h": b"1"}, timestamp=1638100400000)
+    first.append(None)
+    columns = first.columns()
+    rows = columns.to_arrow()
+    names = [
+        "key",
+        "value",
+        "topic",
+        "partition",
+        "offset",
+        "timestamp",
+        "timestampType",
+        "headers",
+    ]
+    assert rows.column_names == names
+    row = rows.to_pylist()[0]
+    moment = datetime(2021, 11, 28, 11, 53, 20, tzinfo=UTC)
+    assert row == dict(
+        zip(
+            names,
+            [b"k", b"a", "orders", 0, 0, moment, 0, [{"key": "h", "value": b"1"}]],
+            strict=True,
+        )
+    )
+    assert rows["value"].to_pylist() == [b"a", None]
+    assert columns.to_polars()["offset"].to_list() == [0, 1]
+    assert polars.DataFrame(columns).equals(columns.to_polars())
+    assert pa.table(columns).equals(rows)
+    assert columns.to_pandas()["value"].tolist() == [b"a", None]
+    assert duckdb.sql('select sum("offset"), count(value) from rows').fetchall() == [(1, 1)]
+    assert first.columns(2).to_arrow().num_rows == 0

@@ -1,0 +1,319 @@
+"""An open store: modes, the mapping, closing, topics, groups, upkeep."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+import logfs
+from tests.support.processes import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def path(log_dir: Path) -> Path:
+    """The path of a log directory that does not exist yet; it is audited after the test."""
+    return log_dir
+
+
+@pytest.fixture
+def opened(path: Path) -> Iterator[logfs.Store]:
+    """A store with the topic `orders` of two partitions."""
+    with logfs.open(path, create=True) as store:
+        store.create_topic("orders", 2)
+        yield store
+
+
+def test_modes(path: Path) -> None:
+    """A missing directory is made only if asked, and with "r" nothing is changed."""
+    with pytest.raises(logfs.InvalidStore, match="create=True"):
+        logfs.open(path)
+    with pytest.raises(logfs.InvalidName, match="mode"):
+        logfs.open(path, "w")  # type: ignore[arg-type]
+    with pytest.raises(logfs.InvalidName, match="create=True"):
+        logfs.open(path, "r", create=True)
+    assert not path.exists()
+    with logfs.open(str(path), create=True) as store:
+        store.create("a-0").append("x")
+    before = sorted((each, each.stat().st_mtime_ns) for each in path.rglob("*"))
+    with logfs.open(path, "r") as store:
+        assert [record.value for record in store["a-0"].read()] == [b"x"]
+        for change in (
+            lambda: store["a-0"].append("y"),
+            lambda: store["a-0"].flush(),
+            lambda: store["a-0"].delete(),
+            lambda: store["a-0"].truncate(0),
+            lambda: store["a-0"].delete_records(0),
+            lambda: store["a-0"].compact(),
+            lambda: store.create("b-0"),
+            lambda: store.create_topic("b"),
+            lambda: store.topic("a").append("y"),
+            lambda: store.topic("a").delete(),
+            lambda: store.topic("a").settings.update({"retention.ms": "1d"}),
+            lambda: store.groups.commit("g", {"a-0": 1}),
+            lambda: store.groups.forget("g", "a-0"),
+            lambda: store.transaction("id"),
+            lambda: store.undelete("a-0"),
+        ):
+            with pytest.raises(logfs.NotWritable):
+                change()
+        store.upkeep()
+    assert sorted((each, each.stat().st_mtime_ns) for each in path.rglob("*")) == before
+
+
+def test_several_log_directories(tmp_path: Path) -> None:
+    """A list of paths is one store."""
+    with logfs.open([tmp_path / "a", str(tmp_path / "b")], create=True) as store:
+        store.create_topic("t", 4)
+        assert [*store] == [f"t-{n}" for n in range(4)]
+    assert [len([*(tmp_path / each).glob("t-*")]) for each in "ab"] == [2, 2]
+
+
+def test_a_store_is_a_mapping(opened: logfs.Store) -> None:
+    """The names of partitions, in order, with their partitions."""
+    assert [*opened] == [*opened.keys()] == ["orders-0", "orders-1"]
+    assert len(opened) == 2
+    assert "orders-0" in opened
+    assert "orders-9" not in opened
+    assert opened.get("orders-9") is None
+    assert [each.name for each in opened.values()] == [*opened]
+    assert opened["orders-0"] == opened["orders-0"] != opened["orders-1"]
+    assert len({*opened.values(), *opened.values()}) == 2
+    assert [*opened.topics] == ["orders"]
+    assert opened.offline == {}
+    for name, hint in (("order-0", "did you mean 'orders-0'"), ("x-0", r"store.create\('x-0'\)")):
+        with pytest.raises(KeyError, match=hint):
+            opened[name]
+    with pytest.raises(logfs.UnknownPartition, match="did you mean 'orders'"):
+        opened.topic("order")
+
+
+def test_a_live_store_sees_what_another_writes(path: Path) -> None:
+    """In a store opened with "r", each call sees what a writer has done before it, as does the mapping."""
+    with logfs.open(path, create=True) as store, logfs.open(path, "r") as live:
+        assert [*live] == []
+        store.create("a-0").append("1")
+        assert [*live] == ["a-0"]
+        seen = live["a-0"]
+        store["a-0"].append("2")
+        assert seen.log_end_offset == 2
+        assert [record.value for record in seen.read()] == [b"1", b"2"]
+        store.groups.commit("g", {"a-0": 1})
+        assert live.groups["g"] == {"a-0": 1}
+        store.topic("a").settings["retention.ms"] = "1d"
+        store["a-0"].delete()
+        assert "a-0" not in live
+        with pytest.raises(logfs.UnknownPartition):
+            _ = seen.log_end_offset
+        store.create("a-0")
+        assert seen.log_end_offset == 0
+
+
+def test_every_call_on_a_closed_store_is_an_error(path: Path) -> None:
+    """After `close`, a call on the store or on what it gave raises `StoreClosed`; closing again is harmless."""
+    store = logfs.open(path, create=True)
+    topic = store.create_topic("a")
+    partition = store["a-0"]
+    partition.append_many(["1", "2"])
+    reading = partition.read()
+    next(reading)
+    follower, consumer = partition.follow(0), store.consumer("a", group="g")
+    transaction = store.transaction("id")
+    for _ in range(2):
+        store.close()
+    assert store.closed
+    assert "closed" in repr(store)
+    calls: list[Callable[[], object]] = [
+        lambda: store["a-0"],
+        lambda: [*store],
+        lambda: len(store),
+        lambda: "a-0" in store,
+        lambda: store.create("b-0"),
+        lambda: store.topics,
+        lambda: store.groups["g"],
+        store.upkeep,
+        store.flush,
+        lambda: store.consumer("a", group="g"),
+        lambda: store.transaction("id"),
+        lambda: partition.append("x"),
+        lambda: partition.append_many(["x"]),
+        lambda: partition.log_end_offset,
+        lambda: partition.last_stable_offset,
+        lambda: [*partition.read()],
+        lambda: [*reading],
+        lambda: [*partition.last(1)],
+        lambda: partition.record(0),
+        lambda: partition.newest("k"),
+        partition.columns,
+        partition.flush,
+        lambda: partition.offset_for_time(0),
+        lambda: next(follower),
+        lambda: topic.append("x"),
+        lambda: [*topic.read()],
+        lambda: topic.partitions,
+        lambda: topic.settings["retention.ms"],
+        topic.flush,
+        topic.follow,
+        lambda: next(consumer),
+        lambda: transaction.append("a-0", "x"),
+        transaction.commit,
+    ]
+    for call in calls:
+        with pytest.raises(logfs.StoreClosed, match="closed"):
+            call()
+    with logfs.open(path) as store:
+        assert [record.value for record in store["a-0"].read()] == [b"1", b"2"]
+
+
+def test_a_store_that_is_dropped_warns_and_is_free(path: Path) -> None:
+    """Without `close` there is a `ResourceWarning`, the directory is unlocked, and no record is lost."""
+    store = logfs.open(path, create=True)
+    partition = store.create("a-0")
+    partition.append("x")
+    del partition
+    with pytest.warns(ResourceWarning, match="not closed"):
+        store = gc.collect()  # type: ignore[assignment]
+    with logfs.open(path) as store:
+        assert [record.value for record in store["a-0"].read()] == [b"x"]
+
+
+def test_a_partition_keeps_its_store_open(path: Path) -> None:
+    """A partition whose store has no name of its own can be used."""
+    partition = logfs.open(path, create=True).create("a-0")
+    assert partition.append("x") == 0
+    partition._store.close()
+
+
+def test_upkeep_in_the_background(path: Path) -> None:
+    """With `upkeep=True` retention is done by itself, until the store is closed, which ends the thread."""
+    threads = threading.active_count()
+    with logfs.open(path, create=True, upkeep=True) as store:
+        topic = store.create_topic(
+            "a", segment_bytes=1000, retention_bytes=0, file_delete_delay_ms=0
+        )
+        store._engine.settings.set_broker("log.retention.check.interval.ms", "1")
+        for _ in range(5):
+            topic.append(b"x" * 900)
+        wait_for(lambda: store["a-0"].log_start_offset > 0)
+    assert threading.active_count() == threads
+
+
+def test_topics_have_settings_and_units(opened: logfs.Store) -> None:
+    """Settings are a mapping with every value in force; units, numbers and several at once are taken."""
+    topic = opened.create_topic("t", 3, retention_ms="7d", segment_bytes=2_000_000)
+    assert [each.partition for each in topic.partitions] == [0, 1, 2]
+    assert (topic.settings["retention.ms"], topic.settings["segment.bytes"]) == (
+        "604800000",
+        "2000000",
+    )
+    assert topic.settings["cleanup.policy"] == "delete"
+    topic.settings.change({"retention.ms": "1d", "cleanup.policy": "compact"})
+    del topic.settings["retention.ms"]
+    assert topic.settings["retention.ms"] == "604800000"
+    assert "retention.ms" in topic.settings
+    assert topic.settings.get("retention.millis") is None
+    assert len(dict(topic.settings)) == len(topic.settings)
+    with pytest.raises(KeyError, match=r"did you mean 'retention.ms'"):
+        topic.settings["retention.m"]
+    with pytest.raises(logfs.InvalidSetting):
+        topic.settings["retention.ms"] = "soon"
+    with pytest.raises(logfs.UnknownSetting):
+        opened.create_topic("u", retention_m=1)
+    assert "u-0" not in opened
+    with pytest.raises(logfs.PartitionExists):
+        opened.create_topic("t", 3)
+
+
+def test_deletion_can_be_undone(opened: logfs.Store) -> None:
+    """A partition and a topic come back with their records, settings and committed offsets."""
+    topic = opened.topic("orders")
+    topic.settings["retention.ms"] = "1d"
+    opened["orders-0"].append("x")
+    opened.groups.commit("g", {"orders-0": 1})
+    with pytest.raises(logfs.PartitionNotEmpty):
+        topic.delete(only_empty=True)
+    topic.delete()
+    assert "orders" not in opened.topics
+    assert "g" not in opened.groups
+    opened.undelete("orders")
+    assert [record.value for record in opened["orders-0"].read()] == [b"x"]
+    assert topic.settings["retention.ms"] == "86400000"
+    assert opened.groups["g"] == {"orders-0": 1}
+    opened["orders-0"].delete()
+    opened.undelete("orders-0")
+    assert opened["orders-0"].log_end_offset == 1
+    with pytest.raises(logfs.UnknownPartition):
+        opened.undelete("nothing")
+
+
+def test_groups_are_a_mapping(opened: logfs.Store) -> None:
+    """Commits are durable at the return: after a kill they are there."""
+    opened["orders-0"].append_many(["1", "2", "3"])
+    opened.groups.commit("billing", {"orders-0": 2, "orders-1": 0})
+    assert dict(opened.groups) == {"billing": {"orders-0": 2, "orders-1": 0}}
+    assert opened.groups.lag("billing") == {"orders-0": 1, "orders-1": 0}
+    assert opened.groups.forget("billing", "orders-1")
+    assert opened.groups["billing"] == {"orders-0": 2}
+    with pytest.raises(logfs.UnknownGroup, match="did you mean 'billing'"):
+        opened.groups["biling"]
+    with pytest.raises(IndexError):
+        opened.groups.commit("billing", {"orders-0": 9})
+    with pytest.raises(KeyError):
+        opened.groups.commit("billing", {"nothing-0": 0})
+
+
+def test_a_commit_survives_a_kill(path: Path) -> None:
+    """`groups.commit` has fsynced its record when it returns."""
+    program = (
+        "import logfs, os, sys\n"
+        "store = logfs.open(sys.argv[1], create=True)\n"
+        "store.create('a-0').append('x')\n"
+        "synced = []\n"
+        "real = os.fdatasync\n"
+        "os.fdatasync = lambda fd: (synced.append(os.readlink(f'/proc/self/fd/{fd}')), real(fd))[1]\n"
+        "store.groups.commit('g', {'a-0': 1})\n"
+        "assert any('__consumer_offsets' in each for each in synced), synced\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, path], check=False)
+    assert done.returncode == -9
+    with logfs.open(path) as store:
+        assert store.groups["g"] == {"a-0": 1}
+
+
+def test_an_import_is_quick_and_light() -> None:
+    """`import logfs` loads neither numpy nor any of its own folders."""
+    code = "import logfs, sys; print(*sorted(m for m in sys.modules if m.startswith(('logfs', 'numpy'))))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["logfs"]
+
+
+def test_close_waits_for_upkeep(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store is closed only when the thread of upkeep has left it."""
+    from logfs.api import store as module
+
+    monkeypatch.setattr(module, "_UPKEEP_SECONDS", 0.01)
+    store = logfs.open(path, create=True, upkeep=True)
+    running = threading.Event()
+    ended: list[float] = []
+    real = store._engine.upkeep
+
+    def slow() -> None:
+        running.set()
+        time.sleep(0.2)
+        real()
+        ended.append(time.monotonic())
+
+    monkeypatch.setattr(store._engine, "upkeep", slow)
+    assert running.wait(10)
+    store.close()
+    assert ended[-1] <= time.monotonic()

@@ -1,0 +1,341 @@
+"""Transactions over several partitions: atomic, durable, fenced, and ended after a crash (kafka-storage 9, 12)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+from logfs.errors import (
+    InvalidName,
+    InvalidProducerEpoch,
+    InvalidTransactionState,
+    NotWritable,
+    PartitionFailed,
+)
+from logfs.format.base.names import TopicPartition
+from logfs.format.messages.transaction_record import (
+    TransactionState,
+    TransactionStatus,
+    parse_state,
+    parse_transactional_id,
+)
+from logfs.log.append.partition import Partition
+from logfs.log.segment.batch_iterator import DamagedRange
+from logfs.store.store import Store
+from tests.support import crashdisk
+from tests.support.examples import seed_of
+from tests.support.requirements import DEEP
+from tests.support.stores import Clock, errors_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from logfs.log.read.log import Log
+
+TOPIC = "__transaction_state"
+SEED = seed_of("LOGFS_TRANSACTIONS_SEED")
+
+
+def committed(log: Log) -> list[bytes | None]:
+    """Return the values that readers of committed records see."""
+    return [record.value for record in log.committed.read()]
+
+
+def states(store: Store) -> dict[str, TransactionState]:
+    """Return the last state of each transactional id, from the records themselves."""
+    found = {}
+    for name in store.registry.partitions_of(TOPIC):
+        for record in store[name].read():
+            assert record.key is not None
+            transactional_id = parse_transactional_id(record.key)
+            assert transactional_id is not None
+            assert record.value is not None
+            found[transactional_id] = parse_state(transactional_id, record.value)
+    return found
+
+
+@pytest.fixture
+def pair(store: Store) -> tuple[Partition, Partition]:
+    """Two partitions."""
+    return store.create("a-0"), store.create("b-0")
+
+
+def test_a_commit_shows_all_and_an_abort_nothing(
+    store: Store, pair: tuple[Partition, Partition]
+) -> None:
+    """Readers of committed records see a transaction from its commit on in all partitions, and never if it aborts."""
+    first, second = pair
+    first.append([b"plain"])
+    for commit in (True, False):
+        transaction = store.transactions.begin("id")
+        transaction.append("a-0", [b"a %d" % commit])
+        transaction.append("b-0", [b"b %d" % commit])
+        transaction.commit_offsets("group", {"a-0": 1 + commit})
+        assert committed(second) == ([] if commit else [b"b 1"])
+        (transaction.commit if commit else transaction.abort)()
+    assert committed(first) == [b"plain", b"a 1"]
+    assert committed(second) == [b"b 1"]
+    found = store.groups.committed("group", "a-0")
+    assert found is not None
+    assert found.offset == 2
+    assert [log.last_stable_offset == log.log_end_offset for log in pair] == [True, True]
+    state = states(store)["id"]
+    assert (state.status, state.partitions) == (TransactionStatus.COMPLETE_ABORT, ())
+
+
+def test_records_of_several_batches_have_following_sequences(store: Store) -> None:
+    """A transaction may have any number of batches in a partition."""
+    log = store.create("a-0")
+    values = [b"%03d" % n + b"x" * 400_000 for n in range(6)]
+    transaction = store.transactions.begin("id")
+    assert transaction.append("a-0", values) == 0
+    assert transaction.append("a-0", [b"end"]) == 6
+    transaction.commit()
+    assert committed(log) == [*values, b"end"]
+    assert len(list(log.batches(0))) > 3
+
+
+def test_a_later_transaction_fences_an_earlier_one(
+    store: Store, pair: tuple[Partition, Partition]
+) -> None:
+    """With the same id, the earlier transaction is aborted at once, and its object can do nothing any more."""
+    before = store.transactions.begin("id")
+    before.append("a-0", [b"zombie"])
+    after = store.transactions.begin("id")
+    assert after.state.producer_id == before.state.producer_id
+    assert after.epoch > before.epoch
+    for act in (lambda: before.append("b-0", [b"x"]), before.commit, before.abort):
+        with pytest.raises(InvalidProducerEpoch):
+            act()
+    after.append("b-0", [b"new"])
+    after.commit()
+    for act in (lambda: after.append("b-0", [b"x"]), after.commit, after.abort):
+        with pytest.raises(InvalidTransactionState):
+            act()
+    assert [committed(log) for log in pair] == [[], [b"new"]]
+
+
+def test_a_transaction_that_wrote_nothing_is_fenced_as_well(store: Store) -> None:
+    """An object that has not appended anything yet is fenced, too, and its epoch is not used twice."""
+    store.create("a-0")
+    first, second = store.transactions.begin("id"), store.transactions.begin("id")
+    assert second.epoch > first.epoch
+    with pytest.raises(InvalidProducerEpoch):
+        first.append("a-0", [b"x"])
+    second.append("a-0", [b"y"])
+    second.commit()
+    assert store.transactions.begin("id").epoch > second.epoch
+
+
+def test_epochs_end_with_another_producer(store: Store) -> None:
+    """When no higher epoch fits an int16, the id gets another producer id, and transactions go on."""
+    log = store.create("a-0")
+    transaction = store.transactions.begin("id")
+    transaction.state = transaction.state._replace(producer_epoch=2**15 - 3)
+    transaction.append("a-0", [b"1"])
+    transaction.commit()
+    producers = {transaction.state.producer_id}
+    for value in (b"2", b"3", b"4"):
+        transaction = store.transactions.begin("id")
+        transaction.append("a-0", [value])
+        producers.add(transaction.state.producer_id)
+        if value != b"3":
+            transaction.commit()
+    assert len(producers) == 2
+    assert committed(log) == [b"1", b"2", b"4"]
+
+
+@pytest.mark.parametrize("name", ["", "x" * 32768])
+def test_wrong_ids_are_refused(store: Store, name: str) -> None:
+    """An id that does not fit a record is refused, and so is an append to a partition that takes none."""
+    with pytest.raises(InvalidName, match="transactional id"):
+        store.transactions.begin(name)
+
+
+def test_a_mirror_is_refused_before_anything_is_noted(store: Store) -> None:
+    """A partition that takes no appends takes no marker either, so it must not become part of a transaction."""
+    store.create("a-0")
+    store.create("b-0")
+    store.settings.set_topic("b", "logfs.mirror.source", "cluster")
+    transaction = store.transactions.begin("id")
+    transaction.append("a-0", [b"x"])
+    with pytest.raises(NotWritable):
+        transaction.append("b-0", [b"y"])
+    transaction.commit()
+    assert committed(store["a-0"]) == [b"x"]
+    store.settings.set_topic("b", "logfs.mirror.source", None)
+
+
+def test_a_partition_that_is_deleted_meanwhile_holds_nothing_up(store: Store) -> None:
+    """A transaction over a partition that was deleted is committed in the others."""
+    store.create("a-0")
+    store.create("b-0")
+    transaction = store.transactions.begin("id")
+    transaction.append("a-0", [b"x"])
+    transaction.append("b-0", [b"y"])
+    store.delete("b-0")
+    transaction.commit()
+    assert committed(store["a-0"]) == [b"x"]
+
+
+def test_what_a_process_leaves_open_is_aborted_by_the_next(log_dir: Path, clock: Clock) -> None:
+    """After a clean close and after a kill, an open transaction is aborted, and a new one with its id begins."""
+    for clean in (True, False):
+        store = Store(log_dir, clock=clock)
+        log = store.registry.partitions.get("a-0") or store.create("a-0")
+        store.transactions.begin("id").append("a-0", [b"left"])
+        assert log.last_stable_offset < log.log_end_offset
+        (store.close if clean else store.leave)()
+    with Store(log_dir, clock=clock) as store:
+        log = store["a-0"]
+        assert log.last_stable_offset == log.log_end_offset
+        transaction = store.transactions.begin("id")
+        transaction.append("a-0", [b"new"])
+        transaction.commit()
+        assert committed(log) == [b"new"]
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_a_brokers_transaction_is_aborted_after_its_timeout(
+    log_dir: Path, clock: Clock, lazy: bool
+) -> None:
+    """A transaction of a broker's producer may go on when the broker starts again, until its timeout has passed."""
+    with Store(log_dir, clock=clock) as store:
+        store.create("a-0")
+        transaction = store.transactions.begin("id", timeout_ms=60_000)
+        # A producer id as brokers give them.
+        transaction.state = transaction.state._replace(producer_id=7)
+        transaction.append("a-0", [b"pending"])
+    with Store(log_dir, clock=clock, lazy=lazy) as store:
+        store.upkeep()
+        assert store["a-0"].last_stable_offset == 0
+        clock.now_ms += 60_001
+        store.upkeep()
+        assert store["a-0"].last_stable_offset == store["a-0"].log_end_offset
+        assert committed(store["a-0"]) == []
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_an_error_at_a_marker_leaves_the_transaction_committed(
+    log_dir: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, lazy: bool
+) -> None:
+    """Once the commit is decided, an error does not undo it: upkeep, or the next opening, writes the markers."""
+    real = Partition.end_transaction
+
+    def failing(self: Partition, *arguments: int, **options: bool) -> int:
+        if self.name.directory == "b-0":
+            raise PartitionFailed("b-0: no")
+        return real(self, *arguments, **options)  # type: ignore[arg-type]
+
+    with Store(log_dir, clock=clock) as store:
+        store.create("a-0")
+        store.create("b-0")
+        transaction = store.transactions.begin("id")
+        transaction.append("a-0", [b"x"])
+        transaction.append("b-0", [b"y"])
+        with monkeypatch.context() as patch:
+            patch.setattr(Partition, "end_transaction", failing)
+            with pytest.raises(PartitionFailed, match="b-0: no"):
+                transaction.commit()
+            with pytest.raises(PartitionFailed, match="b-0: no"):
+                store.transactions.begin("id")
+        assert committed(store["b-0"]) == []
+    with Store(log_dir, clock=clock, lazy=lazy) as store:
+        store.upkeep()
+        assert [committed(store[name]) for name in ("a-0", "b-0")] == [[b"x"], [b"y"]]
+
+
+def test_a_read_only_store_begins_none(log_dir: Path, clock: Clock) -> None:
+    """Nothing is written through a store that is open read-only."""
+    Store(log_dir, clock=clock).close()
+    with Store(log_dir, clock=clock, read_only=True) as store, pytest.raises(NotWritable):
+        store.transactions.begin("id")
+
+
+@pytest.mark.parametrize("status", TransactionStatus)
+def test_records_are_read_as_they_are_written(status: TransactionStatus) -> None:
+    """A state survives its record, in the partitions' order by topic."""
+    partitions = (TopicPartition("a", 0), TopicPartition("a", 2), TopicPartition("b", 1))
+    here = () if status is TransactionStatus.EMPTY else partitions
+    state = TransactionState("id", 2**62 + 5, 7, 60_000, status, here, 5, 4)
+    assert parse_transactional_id(state.key()) == "id"
+    assert parse_state("id", state.value()) == state
+
+
+# Power cuts.
+
+
+class Promise(NamedTuple):
+    """What held when a step began: the transactions that were committed, and the one that may be."""
+
+    done: tuple[int, ...]
+    maybe: int | None
+
+
+def committed_past_damage(log: Log) -> list[bytes | None]:
+    """Return the values that readers of committed records see; damaged ranges are skipped."""
+    values: list[bytes | None] = []
+    at = log.log_start_offset
+    while True:
+        try:
+            for record in log.committed.read(at):
+                values.append(record.value)
+                at = record.offset + 1
+            return values
+        except DamagedRange as damage:
+            at = damage.next_offset
+
+
+def check_image(root: Path, promise: Promise, names: Sequence[str]) -> None:
+    """Open a store after a power cut: what was committed is there, whole, and nothing is open.
+
+    A batch that was not flushed may be damaged, if a later one had reached the disk before it.
+    """
+    with Store(root / crashdisk.LOG) as store:
+        assert not store.offline
+        seen = {name: log for name, log in store.registry.partitions.items() if name in names}
+        found = {name: committed_past_damage(log) for name, log in seen.items()}
+        for name, values in found.items():
+            assert seen[name].last_stable_offset == seen[name].log_end_offset
+            allowed = [[b"%d" % n for n in promise.done]]
+            if promise.maybe is not None:
+                allowed.append([b"%d" % n for n in (*promise.done, promise.maybe)])
+            assert values in allowed, (name, values)
+        assert len({*map(tuple, found.values())}) <= 1, found
+    errors = errors_of([root / crashdisk.LOG])
+    assert all("damaged" in str(each) for each in errors), errors
+
+
+@pytest.mark.usefixtures("quiet_log")
+def test_a_power_cut_at_any_step_leaves_all_or_nothing() -> None:
+    """After a power cut at any step, a transaction is whole in both partitions or in none, and never left open."""
+    names = ("a-0", "b-0")
+    with crashdisk.scratch() as root:
+        disk = crashdisk.RecordingDisk(root)
+        try:
+            store = Store(root / crashdisk.LOG, disk=disk)
+            for topic in ("a", "b", TOPIC):
+                store.settings.change_topic(topic, crashdisk.SMALL)
+            for name in names:
+                store.create(name)
+            done: tuple[int, ...] = ()
+            for number in range(3):
+                transaction = store.transactions.begin("id")
+                commits = number != 1
+                disk.note(Promise(done, number if commits else None))  # type: ignore[arg-type]
+                for name in names:
+                    transaction.append(name, [b"%d" % number])
+                (transaction.commit if commits else transaction.abort)()
+                done += (number,) if commits else ()
+                disk.note(Promise(done, None))  # type: ignore[arg-type]
+            found = crashdisk.crash_states(disk)
+        finally:
+            disk.close()
+        chosen = found if DEEP else crashdisk.sample(found, 60, SEED)
+    assert len(found) > 200
+    for state in chosen:
+        with crashdisk.scratch() as root:
+            crashdisk.write_image(root, state.image)
+            check_image(root, state.oracle, names)  # type: ignore[arg-type]
