@@ -102,7 +102,7 @@ def pages(site: Path) -> list[str]:
 
 
 def test_every_page_opens_without_an_error_and_without_a_network(
-    site: Path, open_page: Callable[..., Page], tmp_path: Path
+    site: Path, open_page: Callable[..., Page]
 ) -> None:
     """Each document is a page. Each page opens with nothing on the console, and asks no other host for anything.
 
@@ -116,7 +116,6 @@ def test_every_page_opens_without_an_error_and_without_a_network(
         page.goto(address + name)
         assert page.locator("h1").first.is_visible()
         assert page.evaluate("document.documentElement.scrollWidth") <= PHONE[0], name
-        page.screenshot(path=tmp_path / f"{name.strip('/') or 'index'}.png")
 
 
 def test_search_finds_a_setting(open_page: Callable[..., Page]) -> None:
@@ -130,7 +129,7 @@ def test_search_finds_a_setting(open_page: Callable[..., Page]) -> None:
     assert heading.is_visible()
 
 
-def test_diagrams_are_drawn(open_page: Callable[..., Page], tmp_path: Path) -> None:
+def test_diagrams_are_drawn(open_page: Callable[..., Page]) -> None:
     """Each Mermaid diagram of the documents becomes a picture, in a light and in a dark page."""
     drawn = 0
     for path in (ROOT / "docs").glob("*.md"):
@@ -142,12 +141,11 @@ def test_diagrams_are_drawn(open_page: Callable[..., Page], tmp_path: Path) -> N
                 box = picture.bounding_box()
                 assert box is not None
                 assert box["height"] > 200
-                picture.screenshot(path=tmp_path / f"{drawn}.png")
                 drawn += 1
     assert drawn >= 6
 
 
-def test_light_and_dark(open_page: Callable[..., Page], tmp_path: Path) -> None:
+def test_light_and_dark(open_page: Callable[..., Page]) -> None:
     """The page is as light or dark as the system, until the reader chooses; the choice is kept on other pages."""
 
     def brightness(page: Page) -> int:
@@ -156,8 +154,6 @@ def test_light_and_dark(open_page: Callable[..., Page], tmp_path: Path) -> None:
 
     light = open_page("", color_scheme="light")
     dark = open_page("", color_scheme="dark")
-    for page in (light, dark):
-        page.screenshot(path=tmp_path / f"{brightness(page)}.png")
     assert brightness(light) > 600
     assert brightness(dark) < 200
     light.get_by_title("Switch to dark").click()
