@@ -283,7 +283,7 @@ def outcomes(
 
 
 @pytest.mark.parametrize("look", ["read", "newest", "text"])
-@pytest.mark.parametrize("change", ["abort", "commit", "truncate-marker"])
+@pytest.mark.parametrize("change", ["abort", "commit", "truncate-marker", "retain", "compact"])
 def test_a_reader_that_is_overtaken_leaves_nothing_old_behind(
     begun: list[Path], tmp_path: Path, change: str, look: str
 ) -> None:

@@ -57,23 +57,24 @@ class TextView:
         self._extending = make_lock(Level.TEXT)
         # The argument of the last call of `release_before`: readers have passed the bytes before this position.
         self._passed = 0
+        # The greatest size (bytes) that readers have been told.
+        self._told = 0
+        self._end_offset = end
+        self._fixed_size: int | None = None
         with log.disk.hold(self._extending):
             # Register the view before the segments are listed: from now on, a log that this process writes calls
-            # `pin` before it drops a segment.
+            # `pin` before it drops a segment. Until the lock is released, `pin` waits.
             log.views.add(self)
             state = log.state
             first = max(state.log_start_offset, 0 if start is None else start)
             reached, *self._ahead = state.segments_from(first)
             self._segments.append((0, reached))
-        # Once the log has a higher generation than this, a new view may have different bytes at the same positions.
-        self.generation = state.generation
-        self._truncations = state.truncations
-        # The greatest size (bytes) that readers have been told.
-        self._told = 0
-        self._end_offset = end
-        self._fixed_size: int | None = None
+            # Once the log has a higher generation than this, a new view may have different bytes at the same
+            # positions.
+            self.generation = state.generation
+            self._truncations = state.truncations
+            self._origin: int | None = None
         self.first_offset = first
-        self._origin: int | None = None
         self._find_origin()
 
     @property
