@@ -18,6 +18,9 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
     The suggestion is the most similar name in `known`; upper and lower case count as equal.
     """
+    if not isinstance(name, str):
+        # The key of a mapping may be anything.
+        return ""
     # `difflib` is imported here, because it is needed only after an error.
     from difflib import get_close_matches
 
@@ -132,6 +135,10 @@ class PartitionFailed(LogfsError):
     """
 
 
+class StoreClosed(PartitionFailed, ValueError):
+    """The store was closed; open it again."""
+
+
 class LogDirFailed(PartitionFailed, OSError):
     """The partitions of a log directory are offline: it had a storage error, or was removed or replaced.
 
@@ -179,10 +186,6 @@ class UnknownSetting(InvalidSetting, KeyError):
 
     def __str__(self) -> str:
         return str(self.args[0])
-
-
-class StoreClosed(LogfsError, ValueError):
-    """The store was closed; open it again."""
 
 
 class StoreLocked(LogfsError):

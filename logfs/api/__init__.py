@@ -6,6 +6,7 @@ Each class has the part of the engine that is for users. Names with an underscor
 - `partition`: one partition: append, read, look up, follow.
 - `topic`: the partitions of a topic together, and their settings.
 - `columns`: records as numpy arrays, and as tables of pyarrow, pandas and polars.
+- `arguments`: checks of arguments.
 - `records`: records to append, and records of several partitions.
 - `groups`: the committed offsets of consumer groups.
 - `following`: records as they are appended, for loops and for `async for`.

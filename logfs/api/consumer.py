@@ -8,6 +8,7 @@ from collections import deque
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal
 
+from logfs.api.arguments import checked_name, checked_timeout
 from logfs.api.records import ConsumerRecord
 from logfs.errors import InvalidName, LogfsError, NotWritable, StoreLocked, UnknownPartition
 from logfs.format.base import names
@@ -62,7 +63,7 @@ class Consumer:
         engine = store._engine
         if engine.disk.is_remote:
             raise NotWritable(f"{store._path}: nothing can be committed in a bucket; use 'follow'")
-        if not group:
+        if not checked_name("group", group):
             raise InvalidName("the name of the group is empty; give a name")
         if begin not in ("earliest", "latest") and not isinstance(begin, (int, datetime)):
             raise InvalidName(
@@ -73,7 +74,7 @@ class Consumer:
         self._store = store
         self._names = [topics] if isinstance(topics, str) else [*topics]
         self._begin = begin
-        self._timeout = timeout
+        self._timeout = checked_timeout(timeout)
         self._isolation = isolation
         self._auto_commit = auto_commit
         # What was read but not returned yet: a partition, the offset after a record, and the record. The last entry
@@ -81,8 +82,11 @@ class Consumer:
         self._read: deque[tuple[str, int, ConsumerRecord | None]] = deque()
         # The partition of the record that was returned last, and the offset after it; None once it is consumed.
         self._in_hand: tuple[str, int] | None = None
+        # The ids of the topics, and for each partition the id that its topic had when this member began to read it.
         self._topic_ids: dict[str, object] = {}
-        self._joined = self._committed = -_COMMIT_SECONDS
+        self._ids: dict[str, object] = {}
+        self._join_at = 0.0
+        self._committed = -_COMMIT_SECONDS
         self._find()
         self._log_dirs = [
             *(each.path for each in engine.log_dirs),
@@ -129,6 +133,7 @@ class Consumer:
     @property
     def partitions(self) -> list[str]:
         """The names of the partitions that this member has now."""
+        _ = self._store._engine
         return [*self._member.places]
 
     def commit(self) -> None:
@@ -163,28 +168,31 @@ class Consumer:
     def _join_if_due(self) -> None:
         """Notice members that have come or gone, and partitions that are new or were made again."""
         now = time.monotonic()
-        if now - self._joined < _POLL_SECONDS:
+        if now < self._join_at:
             return
-        self._joined = now
         found = self._find()
+        topics = {names.parse_directory(name).topic for name in found}
+        self._topic_ids = {each: self._store._engine.registry.topic_id(each) for each in topics}
         for name in found:
-            topic_id = self._topic_id(name)
-            if name in self._member.places and topic_id != self._topic_ids[name]:
+            if name in self._member.places and self._id_of(name) != self._ids[name]:
                 # The partition was deleted and created again: begin anew.
                 self._forget(name)
         self._member.join(found, self._release)
+        # Of a group with thousands of partitions, this takes at most a tenth of the time.
+        end = time.monotonic()
+        self._join_at = end + max(_POLL_SECONDS, 10 * (end - now))
 
-    def _topic_id(self, name: str) -> object:
-        return self._store._engine.registry.topic_id(names.parse_directory(name).topic)
+    def _id_of(self, name: str) -> object:
+        return self._topic_ids[names.parse_directory(name).topic]
 
     def _place(self, name: str) -> Place:
         """Return where to begin in a partition: at the committed offset or, if there is none, as `begin` says."""
-        self._topic_ids[name] = self._topic_id(name)
+        self._ids[name] = self._id_of(name)
         partition, begin = self._store[name], self._begin
         start, end = partition.log_start_offset, partition.log_end_offset
-        committed = self._store.groups.get(self.group, {}).get(name)
+        committed = self._store.groups._refreshed().committed(self.group, name)
         if committed is not None:
-            return Place(min(committed, end), committed)
+            return Place(min(committed.offset, end), committed.offset)
         if isinstance(begin, datetime):
             found = partition.offset_for_time(begin)
             return Place(end if found is None else found.offset, -1)

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from logfs.api.arguments import checked_timeout
 from logfs.errors import LogfsError
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class Following(Generic[R]):
         self._partitions = partitions
         self._offsets = dict(offsets)
         self._make = make
-        self._timeout = timeout
+        self._timeout = checked_timeout(timeout)
         self._isolation = isolation
         # What was read but not returned yet: a partition, the offset after an item, and the item. The last entry of a
         # chunk has no item, because records that readers do not see may follow the last item.
@@ -74,13 +75,14 @@ class Following(Generic[R]):
 
     def __next__(self) -> R:
         while (found := self._next_read()) is None:
-            if not self._take():
+            if not self._note(self._take()):
                 self._store._stopped.wait(self._next_pause(StopIteration))
         return found
 
     async def __anext__(self) -> R:
         while (found := self._next_read()) is None:
-            if not await asyncio.to_thread(self._take):
+            # If this task is cancelled, what the thread reads is dropped, and read again by the next call.
+            if not self._note(await asyncio.to_thread(self._take)):
                 await asyncio.sleep(self._next_pause(StopAsyncIteration))
         return found
 
@@ -94,25 +96,31 @@ class Following(Generic[R]):
                 return item
         return None
 
-    def _take(self) -> bool:
-        """Read a chunk of each partition that has new records; return whether there was any."""
+    def _note(self, taken: list[tuple[str, int, R | None]]) -> bool:
+        self._read.extend(taken)
+        return bool(taken)
+
+    def _take(self) -> list[tuple[str, int, R | None]]:
+        """Read a chunk of each partition that has new records, as `_read` has them."""
+        taken: list[tuple[str, int, R | None]] = []
         for partition in self._partitions():
-            start = self._offsets.setdefault(partition.name, partition.log_start_offset)
+            start = self._offsets.get(partition.name)
+            start = partition.log_start_offset if start is None else start
             reader = partition._reader(self._isolation)
             reader.check_readable(start)
             end = min(reader.log_end_offset, start + _CHUNK)
             try:
                 for record in reader.read(start, end) if end > start else ():
                     item = self._make(partition, record)
-                    self._read.append((partition.name, record.offset + 1, item))
+                    taken.append((partition.name, record.offset + 1, item))
             except LogfsError:
-                if not self._read:
+                if not taken:
                     raise
                 # Return what was read. The next call meets the error at its start.
-                return True
+                return taken
             if end > start:
-                self._read.append((partition.name, end, None))
-        return bool(self._read)
+                taken.append((partition.name, end, None))
+        return taken
 
     def _next_pause(self, stop: type[Exception]) -> float:
         """Return how long (seconds) to wait for new records. Raises `stop` once the timeout has passed."""

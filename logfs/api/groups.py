@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from logfs.api.arguments import checked_name, checked_offsets
 from logfs.errors import UnknownGroup, did_you_mean
 from logfs.store.groups import TOPIC
 
@@ -25,7 +26,8 @@ class ConsumerGroups(Mapping[str, Mapping[str, int]]):
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def _groups(self) -> Groups:
+    def _refreshed(self) -> Groups:
+        """Return the engine's groups, after new commits of other processes were read."""
         engine = self._store._refreshed()
         for name in engine.registry.partitions_of(TOPIC):
             engine.refresh(name)
@@ -33,7 +35,7 @@ class ConsumerGroups(Mapping[str, Mapping[str, int]]):
 
     def _all(self) -> dict[str, dict[str, int]]:
         found: dict[str, dict[str, int]] = {}
-        for group, partition, commit in self._groups():
+        for group, partition, commit in self._refreshed():
             found.setdefault(group, {})[partition.directory] = commit.offset
         return found
 
@@ -58,13 +60,14 @@ class ConsumerGroups(Mapping[str, Mapping[str, int]]):
         Raises `UnknownPartition`, `OffsetOutOfRange` for an offset outside of the log, `InvalidName` for an invalid
         name of a group, `InvalidRecord` for metadata that is too long, and `NotWritable`.
         """
-        groups = self._store._for_writing(group).groups
-        groups.commit_all(group, offsets, metadata)
+        groups = self._store._for_writing(checked_name("group", group)).groups
+        groups.commit_all(group, checked_offsets(offsets), checked_name("metadata", metadata))
         groups.log_of(group).flush()
 
     def forget(self, group: str, partition: str) -> bool:
         """Remove the offset of a group for a partition, durably, and return whether there was one."""
-        return self._store._for_writing(group).groups.forget(group, partition)
+        groups = self._store._for_writing(checked_name("group", group)).groups
+        return groups.forget(group, checked_name("partition", partition))
 
     def lag(self, group: str) -> dict[str, int]:
         """Return how many offsets lie between the commit and the log end, by partition. Raises `UnknownGroup`."""

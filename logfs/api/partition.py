@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from logfs.api.arguments import checked_number
 from logfs.api.columns import PartitionColumns
 from logfs.api.following import Following
 from logfs.api.records import as_record
 from logfs.format.base import names
-from logfs.format.batches.record import as_ms
+from logfs.format.batches.record import as_bytes, as_ms
 from logfs.log.read.read_committed import isolation_level
 
 if TYPE_CHECKING:
@@ -153,6 +154,8 @@ class Partition:
 
     def last(self, count: int, *, isolation: str = "read_uncommitted") -> Iterator[Record]:
         """Yield the last `count` records; all of them if there are fewer."""
+        if checked_number("count", count) < 0:
+            raise ValueError(f"count must be 0 or more, not {count}")
         reader = self._reader(isolation)
         return self._while_open(reader.read(reader.offset_of_last(count)))
 
@@ -161,14 +164,16 @@ class Partition:
 
         Raises `OffsetOutOfRange`, and `DamagedRange` at damage.
         """
-        return self._reader(isolation).record(offset)
+        return self._reader(isolation).record(checked_number("offset", offset))
 
     def newest(self, key: Value, *, isolation: str = "read_uncommitted") -> Record | None:
         """Return the newest record with a key; None if there is none, or if it is a tombstone.
 
         The first call reads the whole log, later ones only what was appended since.
         """
-        plain = key.encode() if isinstance(key, str) else bytes(key)
+        plain = as_bytes("key", key)
+        if plain is None:
+            raise TypeError("key must be bytes or str, not None")
         return self._reader(isolation).newest(plain)
 
     def offset_for_time(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Literal
 
+from logfs.api.arguments import checked_name, checked_number
 from logfs.api.consumer import Consumer
 from logfs.api.groups import ConsumerGroups
 from logfs.api.partition import Partition
@@ -19,7 +20,7 @@ from logfs.store.directory.recognition import PathKind, recognise
 from logfs.store.store import Store as Engine
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
     from datetime import datetime
     from typing import Self
 
@@ -57,11 +58,18 @@ def open(
         raise InvalidName(f"mode {mode!r}: give 'r' to read, or 'r+' to read and write")
     if create and mode == "r":
         raise InvalidName("create=True needs the mode 'r+': with 'r' nothing is written")
+    if isinstance(log_dirs, bytes) or not isinstance(log_dirs, (str, os.PathLike, Iterable)):
+        raise TypeError(
+            f"log_dirs must be a path (str or Path) or several, not {type(log_dirs).__name__}"
+        )
     paths = [log_dirs] if isinstance(log_dirs, (str, os.PathLike)) else [*log_dirs]
+    for path in paths:
+        if not isinstance(path, (str, os.PathLike)):
+            raise TypeError(f"a log directory must be a str or a Path, not {type(path).__name__}")
     if not create:
-        for path in map(recognise, paths):
-            if path.kind is PathKind.MISSING:
-                raise path.error("; create=True makes a new store" if mode == "r+" else "")
+        for found in map(recognise, paths):
+            if found.kind is PathKind.MISSING:
+                raise found.error("; create=True makes a new store" if mode == "r+" else "")
     return Store(Engine(paths, read_only=mode == "r", create=create, progress=progress), upkeep)
 
 
@@ -114,6 +122,7 @@ class Store(Mapping[str, Partition]):
         return engine
 
     def __enter__(self) -> Self:
+        _ = self._engine
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
@@ -176,7 +185,7 @@ class Store(Mapping[str, Partition]):
 
         Raises `InvalidName`, `PartitionExists`, `NotWritable` and `OSError`.
         """
-        self._for_writing(name).create(name)
+        self._for_writing(checked_name("the name of a partition", name)).create(name)
         return Partition(self, name)
 
     def create_topic(self, name: str, partitions: int = 1, **settings: str | float) -> Topic:
@@ -186,9 +195,9 @@ class Store(Mapping[str, Partition]):
         `retention_ms="7d"`. Raises `InvalidName`, `InvalidSetting`, `PartitionExists` if all of the partitions exist,
         `NotWritable` and `OSError`.
         """
-        engine = self._for_writing(name)
+        engine = self._for_writing(checked_name("the name of a topic", name))
         made = engine.topic(name)
-        made.missing(partitions)
+        made.missing(checked_number("partitions", partitions))
         engine.settings.change_topic(
             name, {each.replace("_", "."): str(to) for each, to in settings.items()}
         )
@@ -212,7 +221,8 @@ class Store(Mapping[str, Partition]):
     def undelete(self, name: str) -> None:
         """Restore a partition or a topic that was deleted less than `file.delete.delay.ms` ago, with its offsets.
 
-        Raises `UnknownPartition` if there is nothing to restore, and `PartitionExists`.
+        Raises `UnknownPartition` if there is nothing to restore, `PartitionExists`, and `InvalidStore` if a new topic
+        has the name.
         """
         engine = self._for_writing(name)
         for each in engine.deleter.deleted(name):

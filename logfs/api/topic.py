@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import MutableMapping
 from typing import TYPE_CHECKING
 
+from logfs.api.arguments import checked_name
 from logfs.api.following import Following
 from logfs.api.partition import Partition
 from logfs.api.records import ConsumerRecord, as_record
@@ -31,7 +32,7 @@ class Topic:
     name: str
 
     def __init__(self, store: Store, name: str) -> None:
-        self.name = name
+        self.name = checked_name("the name of a topic", name)
         self._store = store
         # It chooses the partitions for records without a key, batch by batch, so one object is kept.
         self._partitions: Partitions = store._engine.topic(name)
@@ -167,6 +168,9 @@ class TopicSettings(MutableMapping[str, str]):
 
     def change(self, changes: Mapping[str, str | float | None]) -> None:
         """Change several settings, all or none; None removes a change."""
-        texts = {name: None if to is None else str(to) for name, to in changes.items()}
+        texts = {
+            checked_name("the name of a setting", name): None if to is None else str(to)
+            for name, to in dict(changes).items()
+        }
         engine = self._store._for_writing(self._topic)
         engine.settings.change_topic(self._topic, texts)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from logfs.api.arguments import checked_name, checked_offsets
 from logfs.api.records import as_record
 from logfs.errors import InvalidProducerEpoch, UnknownPartition, did_you_mean
 from logfs.format.base import names
@@ -32,11 +34,22 @@ class Transaction:
 
     def __init__(self, store: Store, transactional_id: str) -> None:
         self._store = store
-        self._engine = store._engine.transactions.begin(transactional_id)
+        name = checked_name("transactional_id", transactional_id)
+        self._engine = store._for_writing(f"transactional id {name}").transactions.begin(name)
         self._topics: dict[str, Partitions] = {}
 
     def __enter__(self) -> Self:
         return self
+
+    def __del__(self) -> None:
+        engine = getattr(self, "_engine", None)
+        if engine is not None and engine.is_open and not self._store.closed:
+            warnings.warn(
+                f"the transaction {engine.state.transactional_id!r} was neither committed nor aborted",
+                ResourceWarning,
+                source=self,
+                stacklevel=2,
+            )
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if self._engine.is_ended:
@@ -66,6 +79,7 @@ class Transaction:
     def append_many(self, target: str, records: Iterable[Value | Record]) -> list[tuple[int, int]]:
         """Append records to a partition or a topic; return the partition number and the offset of each."""
         engine = self._store._engine
+        checked_name("target", target)
         if target in engine:
             wanted = as_records(records)
             first = self._engine.append(target, wanted)
@@ -83,7 +97,7 @@ class Transaction:
         Raises the errors of `ConsumerGroups.commit`.
         """
         _ = self._store._engine
-        self._engine.commit_offsets(group, offsets)
+        self._engine.commit_offsets(checked_name("group", group), checked_offsets(offsets))
 
     def commit(self) -> None:
         """Make the transaction visible; durable at the return.

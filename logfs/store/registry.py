@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from logfs.errors import LogfsError, UnknownPartition
+from logfs.errors import LogfsError, StoreClosed, UnknownPartition
 from logfs.format.base import names
 from logfs.format.tiered.metadata_record import TOPIC as METADATA_TOPIC
 from logfs.locks import Level, make_lock, make_rlock
@@ -293,9 +293,12 @@ class PartitionRegistry:
     def emptiest(self) -> LogDir:
         """Return the log directory for a new partition: the working one with the fewest partitions.
 
-        Raises `LogDirFailed` if none works, or if one failed before the names of its partitions were read.
+        Raises `StoreClosed`, and `LogDirFailed` if none works, or if one failed before the names of its partitions
+        were read.
         """
         self.take_failed_offline()
+        if not self.log_dirs:
+            raise StoreClosed("the store is closed; open it again")
         for log_dir in self.log_dirs:
             if log_dir.failure is not None and (not self.working or not log_dir.is_known):
                 # A directory that was never read may already have a partition of the new name.

@@ -15,7 +15,7 @@ from logfs.errors import (
     NotWritable,
     OffsetOutOfRange,
     PartitionExists,
-    PartitionFailed,
+    StoreClosed,
 )
 from logfs.format.base import names
 from logfs.format.files import checkpoint
@@ -479,7 +479,7 @@ class Store:
         if self.read_only:
             raise NotWritable(f"{name}: the store is open read-only")
         if not self.log_dirs:
-            raise PartitionFailed(f"{name}: the store is closed; open it again")
+            raise StoreClosed(f"{name}: the store is closed; open it again")
 
     def refresh(self, name: str | None = None) -> None:
         """Bring a read-only store up to date with the partitions and records that other processes have changed.
@@ -586,7 +586,7 @@ class Store:
             partitions = list(self.registry.partitions.values())
             for partition in partitions:
                 if partition.failure is None:
-                    partition.failure = PartitionFailed(
+                    partition.failure = StoreClosed(
                         f"{partition.directory}: the store is closed; open it again"
                     )
             for log_dir in log_dirs:
@@ -603,7 +603,13 @@ class Store:
         failed: list[str] = []
 
         def close(name: str) -> None:
-            if not self.registry.partitions[name].close():
+            try:
+                is_clean = self.registry.partitions[name].close()
+            except LogfsError as error:
+                # Ctrl-C may have left a partition half deleted.
+                logger.error("%s: is not closed cleanly: %s", name, error)
+                is_clean = False
+            if not is_clean:
                 failed.append(name)
 
         # Use several threads, because a filesystem can complete several fsyncs together.

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from logfs.store.store import Store
 
 
+# Kafka refuses to create more partitions at once.
+MOST_PARTITIONS = 10_000
+
+
 class PartitionRecord(NamedTuple):
     """A record of a topic, and the number of its partition."""
 
@@ -53,10 +57,14 @@ class Topic:
     def missing(self, partitions: int) -> Sequence[str]:
         """Return the names of the missing partitions among the numbers 0 to `partitions` - 1.
 
-        Raises `PartitionExists` if all of them exist, and `InvalidName` if `partitions` is below 1.
+        Raises `PartitionExists` if all of them exist, and `InvalidName` unless `partitions` is 1 to 10,000.
         """
         if partitions < 1:
             raise InvalidName(f"{self.name}: cannot have {partitions} partitions; give at least 1")
+        if partitions > MOST_PARTITIONS:
+            raise InvalidName(
+                f"{self.name}: cannot have {partitions} partitions; give at most {MOST_PARTITIONS}"
+            )
         wanted = [f"{self.name}-{number}" for number in range(partitions)]
         missing = [name for name in wanted if name not in self._store.registry.homes]
         if not missing:

@@ -234,6 +234,10 @@ class Transactions:
                 )
             yield
 
+    def is_running(self, transaction: Transaction) -> bool:
+        """Whether a transaction has not ended, and no later one has its id."""
+        return self._running.get(transaction.state.transactional_id) is transaction
+
     def add(self, transaction: Transaction, name: TopicPartition) -> None:
         """Note durably that a transaction writes to a partition. The caller holds the lock (`running`)."""
         state = transaction.state
@@ -273,6 +277,11 @@ class Transaction:
         self.is_ended = False
         self._transactions = transactions
         self._sequences: dict[Log, int] = {}
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the transaction has not ended, and no later one has aborted it."""
+        return self._transactions.is_running(self)
 
     @property
     def epoch(self) -> int:

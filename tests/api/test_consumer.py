@@ -253,3 +253,13 @@ def test_a_slow_program_keeps_its_partitions(store: logfs.Store) -> None:
         assert {record.partition for record in other}.isdisjoint(
             int(name.rpartition("-")[2]) for name in mine
         )
+
+
+def test_a_consumer_of_many_partitions(store: logfs.Store) -> None:
+    """A member of a group with a hundred partitions reads them all, and commits each."""
+    topic = store.create_topic("many", 100)
+    for partition in topic.partitions:
+        partition.append("x")
+    with store.consumer("many", group="g", timeout=0) as consumer:
+        assert len({record.partition for record in consumer}) == 100
+    assert {*store.groups["g"].values()} == {1}

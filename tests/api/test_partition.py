@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta, timezone
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 import logfs
+from tests.support.examples import drawn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -88,6 +90,12 @@ def test_one_record(first: logfs.Partition) -> None:
             logfs.RecordTooLarge,
             "batch",
         ),
+        (lambda p: p.newest(5), TypeError, "key must be"),
+        (lambda p: p.newest(None), TypeError, "key must be"),
+        (lambda p: p.last(-1), ValueError, "count must be 0 or more"),
+        (lambda p: p.record(1.0), TypeError, "offset must be an int"),
+        (lambda p: p.follow(timeout=float("nan")), ValueError, "timeout must be 0 or more"),
+        (lambda p: p.follow(timeout="1"), TypeError, "timeout must be a number"),
         (lambda p: p.offset_for_time(None), TypeError, "timestamp must be"),
         (lambda p: p.read(isolation="no"), logfs.InvalidSetting, "read_committed"),
         (lambda p: p.record(7), IndexError, "offset 7 is not in"),
@@ -220,6 +228,27 @@ def test_follow_in_asyncio(store: logfs.Store) -> None:
     asyncio.run(run())
 
 
+def test_follow_repeats_nothing_after_a_cancellation(first: logfs.Partition) -> None:
+    """A task that is cancelled while it waits loses no record, and the next one gets none twice."""
+
+    async def run() -> list[int]:
+        following = first.follow(0, timeout=1)
+        got: list[int] = []
+        while len(got) < 400:
+            with suppress(asyncio.TimeoutError):
+                got.append((await asyncio.wait_for(anext(following), 0.001)).offset)
+        return got
+
+    def write() -> None:
+        for n in range(400):
+            first.append(f"{n}")
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    assert asyncio.run(run()) == [*range(400)]
+    writer.join()
+
+
 def test_follow_goes_on_after_a_loss(first: logfs.Partition) -> None:
     """When retention has overtaken it, `OffsetOutOfRange` says so, and `seek` goes on."""
     first.append_many(["0", "1", "2"])
@@ -314,3 +343,50 @@ def test_tables_of_other_libraries(first: logfs.Partition) -> None:
     assert columns.to_pandas()["value"].tolist() == [b"a", None]
     assert duckdb.sql('select sum("offset"), count(value) from rows').fetchall() == [(1, 1)]
     assert first.columns(2).to_arrow().num_rows == 0
+
+
+# Ctrl-C.
+
+
+def interrupted_at(number: int, work: Callable[[], object]) -> bool:
+    """Do work, interrupted at the n-th call of a function of the log; return whether it was."""
+    calls = 0
+
+    def trace(frame: Any, event: str, _: object) -> None:
+        nonlocal calls
+        name = frame.f_code.co_name
+        if event == "call" and "/logfs/log/" in frame.f_code.co_filename and name != "__del__":
+            calls += 1
+            if calls == number:
+                raise KeyboardInterrupt
+
+    sys.settrace(trace)
+    try:
+        work()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+
+def test_an_append_that_is_interrupted_anywhere(log_dir: Path) -> None:
+    """After Ctrl-C in an append, the next one works or says that the store must be reopened; then all is right."""
+    logfs.open(log_dir, create=True).__exit__(None, None, None)
+    expected: list[bytes | None] = []
+    for number in drawn(range(1, 400), 25):
+        store = logfs.open(log_dir)
+        partition = store.create("a-0") if "a-0" not in store else store["a-0"]
+        was_interrupted = interrupted_at(
+            number,
+            lambda p=partition: p.append_many([b"x" * 60] * 80),  # type: ignore[misc]
+        )
+        with suppress(logfs.PartitionFailed):
+            partition.append(b"after")
+            partition.flush()
+        store.__exit__(None, KeyboardInterrupt() if was_interrupted else None, None)
+        with logfs.open(log_dir, "r") as live:
+            values = [record.value for record in live["a-0"].read()]
+        assert values[: len(expected)] == expected
+        assert {*values[len(expected) :]} <= {b"x" * 60, b"after"}
+        expected = values

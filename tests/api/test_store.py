@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -317,3 +318,96 @@ def test_close_waits_for_upkeep(path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert running.wait(10)
     store.close()
     assert ended[-1] <= time.monotonic()
+
+
+WRONG = (5, -1, 1.5, None, True, b"x", [], {}, object(), "", "x", {1: 1}, 2**70)
+
+
+def test_wrong_arguments_are_named_and_never_an_accident(opened: logfs.Store) -> None:
+    """Whatever is given to a public method, it works, or raises an error that is meant for the caller."""
+    opened["orders-0"].append("x", key="k")
+    partition, topic = opened["orders-0"], opened.topic("orders")
+    with opened.transaction("id") as transaction:
+        calls: list[Callable[..., object]] = [
+            opened.__getitem__,
+            opened.__contains__,
+            opened.get,
+            opened.topic,
+            opened.create,
+            opened.undelete,
+            lambda wrong: opened.transaction(wrong).abort(),
+            lambda wrong: opened.create_topic("orders", wrong),
+            lambda wrong: opened.create_topic(wrong),
+            lambda wrong: opened.create_topic("new", retention_ms=wrong),
+            lambda wrong: opened.consumer(wrong, group="g").close(),
+            lambda wrong: opened.consumer("orders", group=wrong).close(),
+            lambda wrong: opened.consumer("orders", group="g", timeout=wrong).close(),
+            opened.groups.get,
+            opened.groups.__contains__,
+            opened.groups.lag,
+            lambda wrong: opened.groups.commit(wrong, {"orders-0": 0}),
+            lambda wrong: opened.groups.commit("g", wrong),
+            lambda wrong: opened.groups.commit("g", {"orders-0": wrong}),
+            lambda wrong: opened.groups.commit("g", {"orders-0": 0}, wrong),
+            lambda wrong: opened.groups.forget("g", wrong),
+            lambda wrong: opened.groups.forget(wrong, "orders-0"),
+            lambda wrong: [*partition.read(wrong)],
+            lambda wrong: [*partition.read(0, wrong)],
+            lambda wrong: [*partition.read(isolation=wrong)],
+            lambda wrong: [*partition.last(wrong)],
+            partition.record,
+            partition.newest,
+            partition.offset_for_time,
+            partition.columns,
+            partition.follow,
+            lambda wrong: partition.follow(timeout=wrong),
+            partition.append_many,
+            lambda wrong: partition.append("x", key=wrong),
+            lambda wrong: partition.append("x", headers=wrong),
+            lambda wrong: partition.append("x", timestamp=wrong),
+            topic.append_many,
+            lambda wrong: topic.follow(begin=wrong),
+            topic.settings.__getitem__,
+            topic.settings.__contains__,
+            topic.settings.change,
+            lambda wrong: topic.settings.__setitem__("retention.ms", wrong),
+            lambda wrong: transaction.append(wrong, "x"),
+            lambda wrong: transaction.append_many("orders", wrong),
+            lambda wrong: transaction.commit_offsets(wrong, {"orders-0": 0}),
+            lambda wrong: transaction.commit_offsets("g", wrong),
+            lambda wrong: logfs.open(wrong).close(),
+        ]
+        for call in calls:
+            for wrong in WRONG:
+                with suppress(logfs.LogfsError, TypeError, ValueError, OverflowError):
+                    call(wrong)
+        if transaction._engine.is_open:
+            transaction.abort()
+
+
+def test_calls_while_another_thread_closes(path: Path) -> None:
+    """A call that the close overtakes raises `StoreClosed`, or the error of a directory that takes no more writes."""
+    for work in ("create", "append", "commit"):
+        store = logfs.open(path, create=True)
+        if "a-0" not in store:
+            store.create("a-0")
+        errors: list[Exception] = []
+
+        def run(work: str, store: logfs.Store, errors: list[Exception]) -> None:
+            try:
+                for n in range(100_000):
+                    if work == "create":
+                        store.create(f"{time.monotonic_ns()}-{n}")
+                    elif work == "append":
+                        store["a-0"].append("x")
+                    else:
+                        store.groups.commit("g", {"a-0": 0})
+            except Exception as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=run, args=(work, store, errors))
+        thread.start()
+        time.sleep(0.05)
+        store.close()
+        thread.join()
+        assert [type(each) for each in errors] in ([logfs.StoreClosed], [logfs.LogDirFailed])

@@ -80,7 +80,7 @@ def test_the_readme_in_spark(tmp_path: Path) -> None:
     run(["sh", "-c", "logfs create -p ~/log/orders-0"], tmp_path)
     run([sys.executable, "-c", in_python], tmp_path)
     shown = run([sys.executable, "-c", in_spark], tmp_path)
-    assert re.search(r"\|\s+0\|\s+2\|", shown)
+    assert re.search(r"\|\s+0\|\s+3\|", shown)
 
 
 def test_the_prompt(tmp_path: Path) -> None:

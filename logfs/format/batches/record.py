@@ -106,12 +106,12 @@ def _is_plain(record: Record) -> bool:
 
 def _as_record(item: object) -> Record:
     if isinstance(item, (bytes, bytearray, memoryview, str)):
-        return Record(_as_bytes("value", item))
+        return Record(as_bytes("value", item))
     if not isinstance(item, Record):
         raise TypeError(f"a record must be bytes, str or a logfs.Record, not {_kind(item)}")
     return Record(
-        _as_bytes("value", item.value),
-        _as_bytes("key", item.key),
+        as_bytes("value", item.value),
+        as_bytes("key", item.key),
         _as_headers(item.headers),
         as_ms(item.timestamp),
         item.offset,
@@ -119,7 +119,11 @@ def _as_record(item: object) -> Record:
     )
 
 
-def _as_bytes(field: str, value: object) -> bytes | None:
+def as_bytes(field: str, value: object) -> bytes | None:
+    """Return a value, a key or the value of a header as bytes; None stays None.
+
+    Raises `TypeError` with the name of the field for another type, and `ValueError` for a str that is not UTF-8.
+    """
     if value is None or type(value) is bytes:
         return value
     if isinstance(value, str):
@@ -147,7 +151,7 @@ def _as_headers(headers: object) -> Sequence[tuple[str, bytes | None]]:
     for name, _ in found:
         if not isinstance(name, str):
             raise TypeError(f"the name of a header must be a str, not {_kind(name)}")
-    return [(name, _as_bytes(f"header {name!r}", value)) for name, value in found]
+    return [(name, as_bytes(f"header {name!r}", value)) for name, value in found]
 
 
 def as_ms(time: object) -> int | None:

@@ -17,6 +17,7 @@ from logfs.errors import (
     PartitionFailed,
     PartitionNotEmpty,
     RecordTooLarge,
+    StoreClosed,
     UnknownPartition,
 )
 from logfs.format.base import names
@@ -240,6 +241,9 @@ class Partition(Log):
         first_offset = self.log_end_offset
         try:
             self._append_batch(new, config, now_ms)
+        except KeyboardInterrupt as interrupt:
+            self.fail("an append was interrupted", interrupt)
+            raise
         except OSError as error:
             raise self.failed_append(error) from None
         self.note_producer(Batch.parse(new.data), len(new.data))
@@ -299,6 +303,9 @@ class Partition(Log):
             for number, batch in enumerate(built.batches):
                 try:
                     self._append_batch(batch, config, now_ms)
+                except KeyboardInterrupt as interrupt:
+                    self.fail("an append was interrupted", interrupt)
+                    raise
                 except OSError as error:
                     refused = self.failed_append(error)
                     consumed -= sum(map(built.consumed_by, built.batches[number:]))
@@ -392,7 +399,7 @@ class Partition(Log):
             return self.fail("a write failed and could not be undone", second)
         return error if error.errno in EXHAUSTED else self.fail("a write failed", error)
 
-    def fail(self, what: str, error: OSError) -> PartitionFailed:
+    def fail(self, what: str, error: BaseException) -> PartitionFailed:
         """Refuse all further appends (docs/architecture.md, rule 7), and return the error that they raise.
 
         The error says `what` and the cause `error`. If the whole log directory has failed, it is the error of the
@@ -401,8 +408,9 @@ class Partition(Log):
         if self.disk.failure is not None:
             self.failure = self.disk.failure
             return self.failure
+        why = str(error) or type(error).__name__
         self.failure = PartitionFailed(
-            f"{self.directory}: {what} ({error}); records fsynced before are safe, and appends are "
+            f"{self.directory}: {what} ({why}); records fsynced before are safe, and appends are "
             "refused until the store is unmounted and mounted again, which recovers it"
         )
         self.failure.__cause__ = error
@@ -504,7 +512,7 @@ class Partition(Log):
         Writes a producer snapshot at the log end if there is none. If a step fails, returns False and leaves the
         files open. Later appends raise `ended`, or `PartitionFailed` if `ended` is None.
         """
-        closed = ended or PartitionFailed(f"{self.directory}: the store is closed; open it again")
+        closed = ended or StoreClosed(f"{self.directory}: the store is closed; open it again")
         with self.flusher.lock, self.lock:
             try:
                 self.flush()

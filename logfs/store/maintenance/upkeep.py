@@ -168,7 +168,10 @@ class MaintenanceScheduler(Maintenance):
         """
 
         def roll(name: str, partition: Partition) -> None:
-            quiet, home = partition.config.logfs_roll_quiet, self._registry.homes[name]
+            quiet, home = partition.config.logfs_roll_quiet, self._registry.homes.get(name)
+            if home is None:
+                # The partition was deleted meanwhile.
+                return
             if quiet != "always" and (quiet != "auto" or home.is_brokers):
                 return
             with partition.lock:

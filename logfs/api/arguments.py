@@ -1,0 +1,45 @@
+"""Checks of arguments whose types Python would take, or refuse in words that name no argument."""
+
+from __future__ import annotations
+
+from operator import index
+from typing import TYPE_CHECKING, SupportsIndex
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def checked_name(what: str, name: object) -> str:
+    """Return `name`. Raises `TypeError` if it is not a str; `what` names the argument."""
+    if not isinstance(name, str):
+        raise TypeError(f"{what} must be a str, not {type(name).__name__}")
+    return name
+
+
+def checked_number(what: str, number: object) -> int:
+    """Return `number` as an int. Raises `TypeError` unless it is an integer; `what` names the argument."""
+    if isinstance(number, bool) or not isinstance(number, SupportsIndex):
+        raise TypeError(f"{what} must be an int, not {type(number).__name__}")
+    return index(number)
+
+
+def checked_timeout(timeout: object) -> float | None:
+    """Return a timeout in seconds; None stands for none.
+
+    Raises `TypeError` unless it is a number, and `ValueError` if it is negative or not a number (NaN).
+    """
+    if timeout is None:
+        return None
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
+        raise TypeError(f"timeout must be a number of seconds, not {type(timeout).__name__}")
+    if not timeout >= 0:
+        raise ValueError(f"timeout must be 0 or more, not {timeout}")
+    return float(timeout)
+
+
+def checked_offsets(offsets: Mapping[str, int]) -> dict[str, int]:
+    """Return offsets by the names of partitions. Raises `TypeError` unless the names are str and the offsets int."""
+    return {
+        checked_name("the name of a partition", name): checked_number("an offset", offset)
+        for name, offset in dict(offsets).items()
+    }
