@@ -103,6 +103,8 @@ class Consumer:
             if error is None and self._auto_commit:
                 self.commit()
         finally:
+            self._read.clear()
+            self._join_at = 0.0
             self._member.close()
 
     def __iter__(self) -> Self:
@@ -145,7 +147,10 @@ class Consumer:
         self._member.commit({name: place.taken for name, place in self._member.places.items()})
 
     def close(self) -> None:
-        """Commit with `auto_commit` what was consumed, the record in hand included, and leave the group."""
+        """Commit with `auto_commit` what was consumed, the record in hand included, and leave the group.
+
+        Closing twice is harmless; `next` then raises `ValueError`.
+        """
         self.__exit__(None, None, None)
 
     def _consume_in_hand(self) -> None:

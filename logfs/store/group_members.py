@@ -125,12 +125,14 @@ class Membership:
         self._group = group
         path = log_dir / FILE_NAME
         try:
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660)
         except OSError as error:
             raise NotWritable(
                 f"{path}: cannot be opened for writing ({error.strerror}), but each member of a group must lock a "
                 "part of it; give this user the permission to write it"
             ) from None
+        # A file object, so that a member that is dropped without `close` leaves its group, too.
+        self._file = open(fd, "r+b", buffering=0)  # noqa: SIM115
         self._slots = self._place("") & ~(_MOST_MEMBERS - 1)
         try:
             self._slot = next(
@@ -141,7 +143,7 @@ class Membership:
                     f"group {group}: has {_MOST_MEMBERS} members already; end one to start another"
                 )
         except BaseException:
-            os.close(self._file)
+            self._file.close()
             raise
 
     def __enter__(self) -> Self:
@@ -151,8 +153,8 @@ class Membership:
         self.close()
 
     def close(self) -> None:
-        """Leave the group, and release all partitions."""
-        os.close(self._file)
+        """Leave the group, and release all partitions. Closing twice is harmless."""
+        self._file.close()
 
     def assigned(self, partitions: Sequence[str]) -> Sequence[str]:
         """Return those of `partitions` that belong to this member, given the present members of the group."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
@@ -263,3 +264,21 @@ def test_a_consumer_of_many_partitions(store: logfs.Store) -> None:
     with store.consumer("many", group="g", timeout=0) as consumer:
         assert len({record.partition for record in consumer}) == 100
     assert {*store.groups["g"].values()} == {1}
+
+
+def test_a_consumer_that_is_closed_or_dropped_leaves_its_group(store: logfs.Store) -> None:
+    """Closing twice is harmless, a closed one cannot be read, and one that is dropped keeps no partition."""
+    with store.consumer("orders", group="g", timeout=0) as consumer:
+        next(consumer)
+        consumer.close()
+        consumer.close()
+        assert consumer.partitions == []
+        with pytest.raises(ValueError, match="closed"):
+            next(consumer)
+    dropped = store.consumer("orders", group="g", timeout=0)
+    next(dropped)
+    del dropped
+    with pytest.warns(ResourceWarning):
+        gc.collect()
+    with store.consumer("orders", group="g", timeout=0) as consumer:
+        assert len([*consumer]) == 19
