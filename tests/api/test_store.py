@@ -171,6 +171,7 @@ def test_every_call_on_a_closed_store_is_an_error(path: Path) -> None:
     for call in calls:
         with pytest.raises(logfs.StoreClosed, match="closed"):
             call()
+    consumer.close()
     with logfs.open(path) as store:
         assert [record.value for record in store["a-0"].read()] == [b"1", b"2"]
 
