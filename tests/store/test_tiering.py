@@ -550,8 +550,11 @@ def test_faults_of_the_server(
         fill(partition, 400)
         expected = list(partition.read())
         errors = 0
-        for _ in range(12):
-            server.fault = lambda request: chance.choice(kinds) if chance.random() < 0.3 else None
+        # In the first round every request fails, so that there is an error whatever is drawn.
+        for share in [1, *[0.3] * 11]:
+            server.fault = lambda _, share=share: (
+                chance.choice(kinds) if chance.random() < share else None
+            )
             try:
                 tier(store)
             except RemoteStorageError:
