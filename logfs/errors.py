@@ -33,6 +33,13 @@ class LogfsError(Exception):
     """The root class of the errors of logfs."""
 
 
+class _MissingKey(KeyError):
+    """A `KeyError` whose text is its message: Python shows that of a plain `KeyError` in quotes."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 # The classes below are raised for names and offsets that are wrong, and for partitions that exist already or have
 # records.
 
@@ -41,18 +48,12 @@ class InvalidName(LogfsError, ValueError):
     """An argument is invalid: for example a name, an offset, a time, a range, a number, a command or an option."""
 
 
-class UnknownPartition(LogfsError, KeyError):
+class UnknownPartition(LogfsError, _MissingKey):
     """The store has no partition or topic of the given name."""
 
-    def __str__(self) -> str:
-        return str(self.args[0])
 
-
-class UnknownGroup(LogfsError, KeyError):
+class UnknownGroup(LogfsError, _MissingKey):
     """No consumer group of the given name has committed offsets."""
-
-    def __str__(self) -> str:
-        return str(self.args[0])
 
 
 class PartitionExists(LogfsError):
@@ -181,11 +182,8 @@ class InvalidSetting(LogfsError, ValueError):
     """A setting's name is unknown, or its value has a wrong type, is out of range or contradicts another setting."""
 
 
-class UnknownSetting(InvalidSetting, KeyError):
+class UnknownSetting(InvalidSetting, _MissingKey):
     """There is no setting of the given name."""
-
-    def __str__(self) -> str:
-        return str(self.args[0])
 
 
 class StoreLocked(LogfsError):

@@ -9,6 +9,7 @@ Each class has the part of the engine that is for users. Names with an underscor
 - `arguments`: checks of arguments.
 - `records`: records to append, and records of several partitions.
 - `groups`: the committed offsets of consumer groups.
+- `chunks`: records of partitions, read a chunk at a time.
 - `following`: records as they are appended, for loops and for `async for`.
 - `transaction`: a transaction over several partitions.
 - `consumer`: a member of a consumer group.

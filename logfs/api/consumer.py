@@ -9,8 +9,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Literal
 
 from logfs.api.arguments import checked_name, checked_timeout
+from logfs.api.chunks import Entry, add_chunk
 from logfs.api.records import ConsumerRecord
-from logfs.errors import InvalidName, LogfsError, NotWritable, StoreLocked, UnknownPartition
+from logfs.errors import InvalidName, NotWritable, StoreLocked, UnknownPartition
 from logfs.format.base import names
 from logfs.log.read.read_committed import isolation_level
 from logfs.store.admin import client
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# How many offsets of a partition are read at a time.
-_CHUNK = 1000
 # The time (seconds) between two looks for new records and new members, and between two automatic commits.
 _POLL_SECONDS = 0.1
 _COMMIT_SECONDS = 1.0
@@ -77,9 +76,8 @@ class Consumer:
         self._timeout = checked_timeout(timeout)
         self._isolation = isolation
         self._auto_commit = auto_commit
-        # What was read but not returned yet: a partition, the offset after a record, and the record. The last entry
-        # of a chunk has no record, because records that readers do not see may follow the last record.
-        self._read: deque[tuple[str, int, ConsumerRecord | None]] = deque()
+        # What was read but not returned yet.
+        self._read: deque[Entry[ConsumerRecord]] = deque()
         # The partition of the record that was returned last, and the offset after it; None once it is consumed.
         self._in_hand: tuple[str, int] | None = None
         # The ids of the topics, and for each partition the id that its topic had when this member began to read it.
@@ -229,7 +227,6 @@ class Consumer:
                 self._forget(name)
                 continue
             start = max(place.taken, reader.log_start_offset)
-            end = min(start + _CHUNK, reader.log_end_offset)
             if start > place.taken:
                 logger.warning(
                     "%s: offsets %d to %d have left the log before group %s read them",
@@ -239,17 +236,8 @@ class Consumer:
                     self.group,
                 )
                 self._member.advance(name, start)
-            try:
-                for record in reader.read(start, end) if end > start else ():
-                    item = ConsumerRecord.of_partition(partition, record)
-                    self._read.append((name, record.offset + 1, item))
-            except LogfsError:
-                if not self._read:
-                    raise
-                # Return what was read. The next call meets the error at its start.
-                return True
-            if end > start:
-                self._read.append((name, end, None))
+            if not add_chunk(self._read, partition, reader, start, ConsumerRecord.of_partition):
+                break
         return bool(self._read)
 
     def _commit_if_due(self) -> None:

@@ -8,7 +8,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from logfs.api.arguments import checked_timeout
-from logfs.errors import LogfsError
+from logfs.api.chunks import Entry, add_chunk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-# How many offsets of a partition are read at a time.
-_CHUNK = 1000
 # The pause (seconds) between two looks for new records. It doubles from the first to the second value.
 _SHORTEST_PAUSE = 0.002
 _LONGEST_PAUSE = 0.1
@@ -51,9 +49,8 @@ class Following(Generic[R]):
         self._make = make
         self._timeout = checked_timeout(timeout)
         self._isolation = isolation
-        # What was read but not returned yet: a partition, the offset after an item, and the item. The last entry of a
-        # chunk has no item, because records that readers do not see may follow the last item.
-        self._read: deque[tuple[str, int, R | None]] = deque()
+        # What was read but not returned yet.
+        self._read: deque[Entry[R]] = deque()
         self._since: float | None = None
         self._pause = _SHORTEST_PAUSE
 
@@ -96,30 +93,20 @@ class Following(Generic[R]):
                 return item
         return None
 
-    def _note(self, taken: list[tuple[str, int, R | None]]) -> bool:
+    def _note(self, taken: list[Entry[R]]) -> bool:
         self._read.extend(taken)
         return bool(taken)
 
-    def _take(self) -> list[tuple[str, int, R | None]]:
+    def _take(self) -> list[Entry[R]]:
         """Read a chunk of each partition that has new records, as `_read` has them."""
-        taken: list[tuple[str, int, R | None]] = []
+        taken: list[Entry[R]] = []
         for partition in self._partitions():
             start = self._offsets.get(partition.name)
             start = partition.log_start_offset if start is None else start
             reader = partition._reader(self._isolation)
             reader.check_readable(start)
-            end = min(reader.log_end_offset, start + _CHUNK)
-            try:
-                for record in reader.read(start, end) if end > start else ():
-                    item = self._make(partition, record)
-                    taken.append((partition.name, record.offset + 1, item))
-            except LogfsError:
-                if not taken:
-                    raise
-                # Return what was read. The next call meets the error at its start.
-                return taken
-            if end > start:
-                taken.append((partition.name, end, None))
+            if not add_chunk(taken, partition, reader, start, self._make):
+                break
         return taken
 
     def _next_pause(self, stop: type[Exception]) -> float:

@@ -51,7 +51,8 @@ def open(
     An empty directory becomes a new store, and with `create` a missing one, too. With `upkeep` a thread does every
     second what is due: flushes, retention, compaction, copies to a bucket. Without it, call `Store.upkeep`.
 
-    Raises `StoreLocked` if another process has locked a directory, `InvalidStore` if a path is not a log directory,
+    Raises `TypeError` for a path of another type, `InvalidName` for another mode, `StoreLocked` if another process
+    has locked a directory, `InvalidStore` if a path is not a log directory,
     `InvalidSetting` and `Corrupt` for wrong or damaged settings files, and `OSError`.
     """
     if mode not in ("r", "r+"):

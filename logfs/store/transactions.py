@@ -38,7 +38,6 @@ from logfs.format.messages.transaction_record import (
     parse_transactional_id,
 )
 from logfs.locks import Level, make_rlock
-from logfs.log.append.partition import writable
 from logfs.store.internal_topic import InternalTopic, Replay
 
 if TYPE_CHECKING:
@@ -101,7 +100,8 @@ class Transactions:
     def begin(self, transactional_id: str, timeout_ms: int = TIMEOUT_MS) -> Transaction:
         """Begin a transaction; an open one with the same id is aborted, and its object can do nothing any more.
 
-        Another process aborts the transaction `timeout_ms` after it began. Raises `InvalidName` for an empty id,
+        `timeout_ms` is for a broker that takes over the directory: so long after the beginning, it aborts the
+        transaction. Raises `InvalidName` for an empty id,
         `NotWritable`, and the errors of `finish` for an earlier transaction with this id.
         """
         if not transactional_id or len(transactional_id.encode()) > 2**15 - 1:
@@ -262,7 +262,7 @@ class Transactions:
 
     def writable(self, name: str) -> Partition:
         """Return a partition for appends. Raises the errors of `Store.writable`."""
-        return writable(self._registry[name])
+        return self._registry.writable(name)
 
     def offsets_of(self, group: str, offsets: Mapping[str, int]) -> tuple[Partition, list[Record]]:
         """Return the partition of `__consumer_offsets` for a group, and the records that commit `offsets`."""

@@ -306,10 +306,12 @@ def test_close_waits_for_upkeep(path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(module, "_UPKEEP_SECONDS", 0.01)
     store = logfs.open(path, create=True, upkeep=True)
     running = threading.Event()
+    begun: list[float] = []
     ended: list[float] = []
     real = store._engine.upkeep
 
     def slow() -> None:
+        begun.append(time.monotonic())
         running.set()
         time.sleep(0.2)
         real()
@@ -318,6 +320,7 @@ def test_close_waits_for_upkeep(path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(store._engine, "upkeep", slow)
     assert running.wait(10)
     store.close()
+    assert len(begun) == len(ended) > 0
     assert ended[-1] <= time.monotonic()
 
 

@@ -80,35 +80,38 @@ def _last_batch_before(segment: Segment, offset: int) -> Batch | None:
     return before
 
 
+def _counted(segment: Segment, entry_number: int) -> Iterator[tuple[int, Batch]]:
+    """Yield the batches with records from an entry of the text index on.
+
+    Each comes with the number of records of the segment before it.
+    """
+    entry = segment.text_index[entry_number]
+    count = entry.before.records
+    for found in segment.walk(entry.position, first_offset=entry.offset):
+        if not isinstance(found, Damage) and not found[1].header.is_control:
+            yield count, found[1]
+            count += found[1].header.record_count
+
+
 def _offset_of_record(segment: Segment, number: int) -> int:
     """Return the offset of record `number` (from 0) of a segment; `next_offset` if it has no such record."""
-    index = segment.text_index
-    entry = index[index.number_of_record(number)]
-    seen = entry.before.records
-    for found in segment.walk(entry.position, first_offset=entry.offset):
-        if isinstance(found, Damage) or found[1].header.is_control:
-            continue
-        header = found[1].header
-        count = header.record_count
-        if seen + count > number:
+    for before, batch in _counted(segment, segment.text_index.number_of_record(number)):
+        header = batch.header
+        if before + header.record_count > number:
             if header.is_whole:
-                return header.base_offset + number - seen
-            return int(found[1].columns().offsets[number - seen])
-        seen += count
+                return header.base_offset + number - before
+            return int(batch.columns().offsets[number - before])
     return segment.next_offset
 
 
 def _records_before(segment: Segment, offset: int) -> int:
     """Return how many records a segment has before a batch that begins at `offset`."""
-    index = segment.text_index
-    entry = index[index.number_of_offset(offset)]
-    count = entry.before.records
-    for found in segment.walk(entry.position, first_offset=entry.offset):
-        if isinstance(found, Damage) or found[1].header.is_control:
-            continue
-        if found[1].header.base_offset >= offset:
+    number = segment.text_index.number_of_offset(offset)
+    count = segment.text_index[number].before.records
+    for before, batch in _counted(segment, number):
+        if batch.header.base_offset >= offset:
             break
-        count += found[1].header.record_count
+        count = before + batch.header.record_count
     return count
 
 
