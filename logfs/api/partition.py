@@ -140,6 +140,9 @@ class Partition:
     ) -> Iterator[Record]:
         """Yield the records in [offset, end), by default from the log start to the log end as it is now.
 
+        An iteration that has begun goes on although retention or compaction drops its segments, and keeps their files
+        on the disk until it ends.
+
         Raises `OffsetOutOfRange`, `StoreClosed` and, at damage, `DamagedRange`, whose `next_offset` is where reading
         can go on.
         """

@@ -164,6 +164,7 @@ class _LogLoader:
 
     def run(self) -> Loaded:
         if self.disk.writable:
+            self._remove_deleted()
             self._finish_swaps()
             self._drop_orphans()
         self.listing = list_segments(self.disk, self.directory, self._end_of)
@@ -225,11 +226,14 @@ class _LogLoader:
 
     # Completing or removing what deletion, compaction and swap left unfinished (kafka-storage 5.2, steps 1 to 5).
 
-    def _finish_swaps(self) -> None:
-        files = self._files()
-        for name in files:
+    def _remove_deleted(self) -> None:
+        """Remove the files of segments that had left the log: no process waits for `file.delete.delay.ms` any more."""
+        for name in self._files():
             if name.endswith(names.DELETED) and not name.endswith(".checkpoint.deleted"):
                 self.disk.unlink(self.directory / name)
+
+    def _finish_swaps(self) -> None:
+        files = self._files()
         cleaned = [name for name in files if name.endswith(names.CLEANED)]
         swapped = [name for name in files if name.endswith(names.SWAP)]
         for name in swapped:

@@ -285,9 +285,10 @@ class TranslationMap:
         for number, end in last.items():
             if end != ends[number]:
                 raise ClusterError(
-                    f"{topic}-{number}: ends at offset {ends[number]} in the cluster, but at {end} in {self._path}: "
-                    "another program writes to the topic, or the last lines of the map are missing. Restore the map "
-                    "from a copy, or delete the topic in the cluster and the map, and push again"
+                    f"{topic}-{number}: ends at offset {ends[number]} in the cluster, but at {end} in the map "
+                    f"{self._path}: another program writes to the topic, or the last lines of the map are missing. "
+                    "Restore the map from a copy; or delete both this file and the topic in the cluster. Then push "
+                    "again"
                 )
         # If lines were removed here, the file still has them: the next write must replace the file, not append to it.
         self._is_whole &= not changed

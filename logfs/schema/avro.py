@@ -46,7 +46,8 @@ def compile_schema(schema: Schema) -> Callable[[bytes], bytes]:
     parsed = _parse(record, schema.references, named, ())
     if has_items_without_bytes(parsed, named):
         raise ValueError(
-            "the schema has arrays whose items take no bytes, so that their number has no limit"
+            "the schema is not supported: it has an array whose items take no bytes, such as an array of null, so "
+            "that a few bytes could claim any number of items"
         )
     # Only data of a recursive schema can be nested deeply. Deep nesting would crash fastavro's compiled reader; its
     # reader in Python raises an error instead.

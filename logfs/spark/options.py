@@ -25,13 +25,14 @@ LATEST_OFFSET = -1
 EARLIEST_OFFSET = -2
 _DEFAULT_TRIGGER_DELAY_MS = 15 * 60 * 1000
 # Options of Kafka's consumer that are refused, as by Spark's Kafka source.
-_NOT_SUPPORTED = (
-    "auto.offset.reset",
-    "key.deserializer",
-    "value.deserializer",
-    "enable.auto.commit",
-    "interceptor.classes",
-)
+# Options of Kafka's consumer that a read refuses, as Spark's Kafka source does, each with what a user can do.
+_NOT_SUPPORTED = {
+    "auto.offset.reset": "use startingOffsets to set where a read begins",
+    "key.deserializer": "keys are bytes; convert the column in Spark",
+    "value.deserializer": "values are bytes; convert the column in Spark",
+    "enable.auto.commit": "Spark keeps the offsets of a query in its checkpoint",
+    "interceptor.classes": "records are read from files, without a consumer; leave it out",
+}
 _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
@@ -157,12 +158,9 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     """
     check_options(options)
     warn_of_ignored(options, used=["kafka.isolation.level"])
-    for name in _NOT_SUPPORTED:
+    for name, advice in _NOT_SUPPORTED.items():
         if f"kafka.{name}" in options:
-            raise ValueError(
-                f"Kafka option '{name}' is not supported: use startingOffsets to set where a read begins; keys "
-                "and values are bytes"
-            )
+            raise ValueError(f"Kafka option '{name}' is not supported: {advice}")
     if streaming:
         for name in ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp"):
             if name in options:

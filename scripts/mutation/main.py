@@ -37,6 +37,8 @@ TESTS = ("tests/log", "tests/store", "tests/format")
 # The tests of a line are run in these parts, by their usual time together in seconds, the fastest first. Most mutants
 # are killed by the first tests.
 PARTS = (3.0, 40.0, 300.0)
+# A test that a change makes slow kills its mutant after this many times the usual time, and 60 seconds.
+SLOWER = 4
 FLAGS = ("-q", "-x", "-p", "no:cacheprovider", "-p", "no:randomly", "--no-header", "--tb=no")
 
 
@@ -65,8 +67,11 @@ def collect(tests: Sequence[str]) -> None:
     subprocess.run(command, cwd=ROOT, env=environment, check=False)
 
 
-def draw(count: int, seed: int) -> list[Mutant]:
-    """Return mutants of lines that tests run, drawn evenly from all changes."""
+def draw(count: int, seed: int, most: float) -> list[Mutant]:
+    """Return mutants of lines that tests run, drawn evenly from all changes.
+
+    A mutant has its fastest tests, whose usual time together is at most `most` seconds.
+    """
     data = coverage.CoverageData(str(DATA))
     data.read()
     # The name of a test with large parameters is long.
@@ -86,7 +91,7 @@ def draw(count: int, seed: int) -> list[Mutant]:
             total = 0.0
             for test in tests:
                 total += seconds[test]
-                if total <= PARTS[-1]:
+                if total <= min(most, PARTS[-1]):
                     parts[bisect_left(PARTS, total)].append(test)
             if any(parts):
                 found.append(Mutant(file, change, tuple(parts)))
@@ -94,14 +99,14 @@ def draw(count: int, seed: int) -> list[Mutant]:
     return random.Random(seed).sample(found, min(count, len(found)))
 
 
-def run(mutant: Mutant, clone: Path) -> str:
-    """Run the tests of a mutant in a clone; return "killed", "timeout" or "survived"."""
+def run(mutant: Mutant, clone: Path, also: list[str]) -> str:
+    """Run the tests of a mutant in a clone, those of `also` first; return "killed", "timeout" or "survived"."""
     path = clone / mutant.file
     source = path.read_text()
     path.write_text(mutant.change.apply(source))
     environment = {**os.environ, "PYTHONPATH": str(clone), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
-        for limit, tests in zip(PARTS, mutant.parts, strict=True):
+        for limit, tests in [(PARTS[-1], also), *zip(PARTS, mutant.parts, strict=True)]:
             if not tests:
                 continue
             done = subprocess.run(
@@ -109,7 +114,7 @@ def run(mutant: Mutant, clone: Path) -> str:
                 cwd=clone,
                 env=environment,
                 capture_output=True,
-                timeout=60 + 4 * limit,
+                timeout=60 + SLOWER * limit,
                 check=False,
             )
             if done.returncode > 1:
@@ -138,12 +143,18 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=300, help="how many mutants (300)")
     parser.add_argument("--seed", type=int, default=1, help="which mutants (1)")
     parser.add_argument("--again", action="store_true", help="only those that survived before")
+    parser.add_argument(
+        "--also", nargs="+", default=[], metavar="TEST", help="run these tests of each mutant, too"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=PARTS[-1], help="of the tests of each mutant (300)"
+    )
     parser.add_argument("--minutes", type=float, default=1e6, help="stop after this time")
     arguments = parser.parse_args()
     if arguments.collect:
         collect(arguments.tests)
         return 0
-    mutants = draw(arguments.count, arguments.seed)
+    mutants = draw(arguments.count, arguments.seed, arguments.seconds)
     survivors = STATE / f"survivors.{arguments.seed}"
     if arguments.again:
         known = survivors.read_text().splitlines()
@@ -168,7 +179,7 @@ def main() -> int:
             return
         clone = clones.get()
         try:
-            outcome = run(mutant, clone)
+            outcome = run(mutant, clone, arguments.also)
         finally:
             clones.put(clone)
         counts[outcome] += 1

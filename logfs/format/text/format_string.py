@@ -1,4 +1,4 @@
-"""The format strings of `logfs cat -F` and `logfs tail -F`, such as `%o %T %s\\n`."""
+"""The format strings of the option -F of `logfs cat`, `tail` and `consume`, such as `%o %T %s\\n`."""
 
 from __future__ import annotations
 

@@ -74,7 +74,8 @@ class KeyedLines:
         ended = b"".join(map(self._envelope if self._start is None else self._add, lines))
         if self._size + len(self._unfinished) > _MOST_BYTES:
             raise RecordTooLarge(
-                f"a record has more than {_MOST_BYTES} bytes and no end yet; is the input text?"
+                f"no line or record ends within {_MOST_BYTES} bytes of the input; is it text, and does --start "
+                "match where records begin?"
             )
         return ended
 

@@ -157,7 +157,7 @@ def _beyond_limits(
         is_small = size <= _SMALL_BYTES
         if most_ms < 0 or (not is_small and now_ms - segment.largest_timestamp <= most_ms):
             return
-        # Check the records, too: a wrong time index must not cause the deletion of a segment.
+        # Check the newest records, too: after a crash or damage, the time index may end before them.
         newest = _newest_timestamp(segment, whole=is_small)
         if now_ms - newest <= most_ms:
             return
