@@ -234,7 +234,9 @@ class _Consumer:
             return batch.at + text.tell() > taken
 
         ends = range(batch.start, batch.end + 1)
-        return batch.start + bisect(ends, False, key=is_left) - 1
+        # The reader may not even have reached the batch: the printed batches before it may be of a partition that was
+        # released to another member.
+        return batch.start + max(bisect(ends, False, key=is_left) - 1, 0)
 
     def _try_to_commit(self, name: str | None = None) -> bool:
         """Commit one partition or all. If another process has locked the log directory, warn once; return False."""
@@ -280,8 +282,12 @@ class _Consumer:
     def _release(self, name: str) -> bool:
         # Commit all printed batches, even those that the reader of the pipe has not taken yet. Otherwise the member
         # that gets this partition would print them again.
+        printed = self._printed
         self._forget_printed(self._logs[name])
-        return self._try_to_commit(name)
+        if self._try_to_commit(name):
+            return True
+        self._printed = printed
+        return False
 
     def _begin(self, name: str) -> Place:
         """Return where to begin in a partition: at the committed offset or, if there is none, as `--from` says."""

@@ -61,8 +61,8 @@ _PRODUCE_TIMEOUT_MS = 20_000
 NONE = 0
 OFFSET_OUT_OF_RANGE = 1
 UNKNOWN_TOPIC = 3
+# Error codes of a partition that has another leader now, or soon will have.
 _MOVED = frozenset({3, 5, 6, 9, 56, 74, 75, 100, 103})
-"""The errors of a partition that has another leader now, or soon will have."""
 # Error codes after which a batch may or may not be in the log: the leader has moved, the request timed out, the
 # connection broke, or too few replicas were in sync.
 _UNSURE = _MOVED | {7, 13, 19, 20}

@@ -86,8 +86,8 @@ class Operations(Handlers[Node]):
     def failed(self, name: str, arguments: tuple[Any, ...], error: Exception) -> int:
         """Record an error and return its errno. Except for ENOENT, count failed appends and reads in the metrics.
 
-        Any failed request on an `append` file counts as an append. A failed LOOKUP, GETATTR, OPEN, READ or READLINK
-        counts as a read if its node is a record, a text of a partition, or a directory in a partition directory.
+        Any failed request on an `append` file counts as an append. A failed LOOKUP, GETATTR, OPEN or READ counts
+        as a read if its node is a record, a text of a partition, or a directory in a partition directory.
         """
         number = super().failed(name, arguments, error)
         node = self._node_of(name, arguments)
@@ -490,7 +490,7 @@ class Operations(Handlers[Node]):
         raise refuse(errno.EPERM, f"{self._inodes.node(inode).path}: xattrs cannot be changed")
 
 
-_READS = frozenset({"lookup", "getattr", "open", "read", "readlink"})
+_READS = frozenset({"lookup", "getattr", "open", "read"})
 
 
 def _check_path(node: Node) -> None:

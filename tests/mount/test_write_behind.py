@@ -346,6 +346,17 @@ def test_fsync_is_durable(patient: Pair) -> None:
         os.close(descriptor)
 
 
+def test_fsync_through_a_descriptor_for_reading(patient: Pair) -> None:
+    """`sync FILE` opens the file for reading: it succeeds, and advances the recovery point."""
+    directory, behind = patient.partition()
+    with (behind / "append").open("ab", buffering=0) as file:
+        file.write(b"a line\n")
+    for _ in range(2):
+        subprocess.run(["sync", str(behind / "append")], check=True)
+        state = orjson.loads((directory / "status.json").read_bytes())
+        assert state["recovery_point"] == 1
+
+
 def test_lines_survive_the_writer(pair: Pair) -> None:
     """A process is killed right after its last write(2): all its lines arrive."""
     directory, behind = pair.partition()

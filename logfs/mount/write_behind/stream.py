@@ -68,6 +68,9 @@ class Stream:
         if self._unfinished and not self._skips and self.failure is None:
             self._send(bytes(self._unfinished) + _NEWLINE)
         self._unfinished.clear()
+        self._close_target()
+
+    def _close_target(self) -> None:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -117,18 +120,23 @@ class Stream:
     def sync(self) -> None:
         """Make all lines that were sent durable. Raises the errors of `check`, and `OSError` if the sync fails.
 
-        The kernel sends all data before it sends an FSYNC. If bytes are still missing, this is an error (EIO).
+        This also works through a descriptor that is open for reading only, such as that of sync(1). The kernel sends all data before it sends an FSYNC. If bytes are still missing, this is an error (EIO).
         """
         if self._early:
             missing = f"bytes {self.position} to {min(self._early) - 1} were not written"
             reason = f"{missing}, so the bytes after them are not appended; write without seeking"
             self._fail(refuse(errno.EIO, f"{self.target}: {reason}"))
         self.check()
+        was_open = self._file >= 0
+        self.open()
         try:
             os.fsync(self._file)
         except OSError as error:
             self._fail(error)
             raise
+        finally:
+            if not was_open:
+                self._close_target()
 
     def _accept(self, data: bytes, position: int) -> None:
         if not self._agrees(data, position):
