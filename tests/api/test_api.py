@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 # The whole public interface. A name that is added here is a promise.
 PUBLIC = {
     "Columns": "data header_counts header_ends header_starts key_lengths key_starts of offsets partition "
-    "records select timestamp_type timestamps to_arrow to_pandas to_polars topic value_lengths value_starts",
+    "records select timestamp_types timestamps to_arrow to_pandas to_polars topic value_lengths value_starts",
     "Consumer": "close commit group partitions",
     "ConsumerGroups": "commit forget get items keys lag values",
     "ConsumerRecord": "headers key of of_partition offset partition timestamp timestamp_type topic value",

@@ -487,21 +487,21 @@ def test_values_are_written_as_lines(records: list[Record]) -> None:
     assert untouched(whole)
 
 
-@given(RECORDS, st.sampled_from(TimestampType), st.binary(max_size=30))
+@given(RECORDS, st.lists(st.sampled_from(TimestampType), min_size=1), st.binary(max_size=30))
 @examples(3)
 def test_envelopes_are_written_as_the_plain_ones(
-    records: list[Record], kind: TimestampType, prefix: bytes
+    records: list[Record], kinds: list[TimestampType], prefix: bytes
 ) -> None:
     """The sizes, bytes and ends of all envelopes equal those of `envelope.encode`."""
     data, cols = decoded(records)
+    types = [kinds[i % len(kinds)] for i in range(len(records))]
     lines = [
-        envelope.encode(Record(r.value, r.key, r.headers, r.timestamp, 7 + i, kind), prefix)
+        envelope.encode(Record(r.value, r.key, r.headers, r.timestamp, 7 + i, types[i]), prefix)
         for i, r in enumerate(records)
     ]
     sizes = np.zeros(len(records), np.int64)
     array = np.frombuffer(data, np.uint8)
-    label = np.frombuffer(kind.label.encode(), np.uint8)
-    fields = (array, cols[0], cols[1], label, *cols[2:])
+    fields = (array, cols[0], cols[1], np.array(types, np.int8), *cols[2:])
     total = batch_kernels.envelope_sizes(*fields, sizes)
     assert sizes.tolist() == [len(line) - len(prefix) for line in lines]
     assert total == sum(sizes)

@@ -116,7 +116,7 @@ def test_log_append_time_fills_the_timestamps() -> None:
     (new,) = build_records([Record(b"", timestamp=5), Record(b"", timestamp=9)], form, 77).batches
     columns = Batch.parse(new.data).columns()
     assert columns.timestamps.tolist() == [77, 77]
-    assert columns.timestamp_type is TimestampType.LOG_APPEND_TIME
+    assert set(columns.timestamp_types.tolist()) == {TimestampType.LOG_APPEND_TIME}
 
 
 def test_several_batches_are_decoded_at_once() -> None:

@@ -51,13 +51,13 @@ class Columns:
 
     `data` is uint8[n]; all starts and ends are positions in it. A length of -1 stands for null. `header_starts` and
     `header_ends` delimit the encoded headers of a record, `header_counts` is the number of its headers. Timestamps
-    are in ms since the epoch. `timestamp_type` is None if the rows have different timestamp types.
+    are in ms since the epoch. `timestamp_types` has the values of `TimestampType`, which may change within a log.
     """
 
     data: NDArray[np.uint8]
     offsets: NDArray[np.int64]
     timestamps: NDArray[np.int64]
-    timestamp_type: TimestampType | None = TimestampType.CREATE_TIME
+    timestamp_types: NDArray[np.int8]
     key_starts: NDArray[np.int64]
     key_lengths: NDArray[np.int32]
     value_starts: NDArray[np.int64]
@@ -87,7 +87,7 @@ class Columns:
             )
             for first in range(0, len(self), _ROWS)
         )
-        for offset, timestamp, key, key_size, value, value_size, start, end, count in rows:
+        for offset, timestamp, kind, key, key_size, value, value_size, start, end, count in rows:
             headers: Sequence[tuple[str, bytes | None]] = ()
             if count:
                 headers, _ = decode_headers(encode_varint(count) + data[start:end], 0)
@@ -97,13 +97,14 @@ class Columns:
                 headers,
                 timestamp,
                 offset,
-                self.timestamp_type or TimestampType.CREATE_TIME,
+                _TYPES[kind],
             )
 
 
 _ROW_FIELDS = (
     "offsets",
     "timestamps",
+    "timestamp_types",
     "key_starts",
     "key_lengths",
     "value_starts",
@@ -112,9 +113,11 @@ _ROW_FIELDS = (
     "header_ends",
     "header_counts",
 )
-_DTYPES = {
+_DTYPES: dict[str, type[np.signedinteger[Any]]] = {
     name: np.int32 if name.endswith(("lengths", "counts")) else np.int64 for name in _ROW_FIELDS
-}
+} | {"timestamp_types": np.int8}
+# By value. The value -1 of NO_TIMESTAMP_TYPE is the last index.
+_TYPES = tuple(sorted(TimestampType, key=lambda each: each % len(TimestampType)))
 
 
 def decode_columns(
@@ -136,11 +139,13 @@ def decode_columns(
     array: NDArray[np.uint8] = np.frombuffer(data, np.uint8)  # type: ignore[call-overload]
     total = int(counts.sum())
     columns: dict[str, Any] = {name: np.empty(total, dtype) for name, dtype in _DTYPES.items()}
+    types = columns.pop("timestamp_types")
+    types[:] = timestamp_type
     number, stopped = batch_kernels.decode_spans(array, spans, *columns.values())
     if number < len(spans):
         _, end, count, base_offset, _ = spans[number].tolist()
         raise Corrupt(f"batch {base_offset}: {_reason(stopped, end, count)}")
-    return Columns(data=array, timestamp_type=timestamp_type, **columns)
+    return Columns(data=array, timestamp_types=types, **columns)
 
 
 def concatenate(parts: Sequence[Columns]) -> Columns:
@@ -158,9 +163,7 @@ def concatenate(parts: Sequence[Columns]) -> Columns:
             arrays = [array + start for array, start in zip(arrays, base[:-1], strict=True)]
         joined[name] = np.concatenate(arrays) if arrays else np.empty(0, _DTYPES[name])
     data = np.concatenate([part.data for part in parts]) if parts else np.empty(0, np.uint8)
-    types = {part.timestamp_type for part in parts} or {TimestampType.CREATE_TIME}
-    timestamp_type = types.pop() if len(types) == 1 else None
-    return Columns(data=data, timestamp_type=timestamp_type, **joined)
+    return Columns(data=data, **joined)
 
 
 def _reason(stopped: int, end: int, count: int) -> str:

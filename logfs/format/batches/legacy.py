@@ -184,7 +184,7 @@ class LegacyBatch(Batch):
             data=np.frombuffer(self.unpacked, np.uint8),
             offsets=fields["offset"],
             timestamps=fields["timestamp"],
-            timestamp_type=self.header.timestamp_type,
+            timestamp_types=np.full(len(self.messages), self.header.timestamp_type, np.int8),
             key_starts=fields["key_start"],
             key_lengths=fields["key_length"].astype(np.int32),
             value_starts=fields["value_start"],

@@ -35,8 +35,6 @@ SCHEMA = pa.schema(
 )
 """All columns of Spark's Kafka source."""
 
-# Kafka's NO_TIMESTAMP_TYPE, the timestamp type of messages in the oldest format, magic 0.
-_NO_TIMESTAMP_TYPE = -1
 # The limits of an Arrow batch. The number of rows is large enough that the fixed cost of a batch is negligible. The
 # number of bytes is small enough that the allocator reuses the memory of the previous batch.
 _BATCH_ROWS = 20_000
@@ -95,7 +93,7 @@ class BatchMaker:
             "partition": lambda _: each([run.partition for run in runs]),
             "offset": lambda _: _numbers(numbers("offsets")),
             "timestamp": lambda kind: _timestamps(numbers("timestamps"), kind),
-            "timestampType": lambda _: each([_timestamp_type(run.columns) for run in runs]),
+            "timestampType": lambda _: _numbers(numbers("timestamp_types").astype(np.int32)),
             "headers": lambda kind: _headers(joined(), kind),
         }
         arrays = [makers[field.name](field.type) for field in self._schema]
@@ -184,11 +182,6 @@ def _repeated(texts: Sequence[bytes], counts: Sequence[int]) -> pa.Array:
     data = b"".join(text * count for text, count in zip(texts, counts, strict=True))
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
     return pa.Array.from_buffers(pa.string(), sum(counts), buffers)
-
-
-def _timestamp_type(columns: Columns) -> int:
-    kind = columns.timestamp_type
-    return _NO_TIMESTAMP_TYPE if kind is None else kind.value
 
 
 def _headers(columns: Columns, kind: pa.DataType) -> pa.Array:

@@ -32,10 +32,13 @@ from logfs.format.base.batch_rows import (
     SPAN_START,
 )
 from logfs.format.kernels.json_kernels import (
+    CREATE_TIME,
     ENVELOPE_BYTES,
     ENVELOPE_END,
     HEADERS_FIELD,
     KEY_FIELD,
+    LOG_APPEND_TIME,
+    NO_TIMESTAMP_TYPE,
     TIMESTAMP_FIELD,
     TIMESTAMP_TYPE_FIELD,
     VALUE_FIELD,
@@ -51,7 +54,7 @@ from logfs.format.kernels.kernel import copy_bytes, kernel
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from logfs.format.kernels.kernel import Bytes, Int32s, Int64s, Words
+    from logfs.format.kernels.kernel import Bytes, Int8s, Int32s, Int64s, Words
 
 
 # Words of eight equal bytes: of newlines (0x0A), of 0x7F (all bits but the highest), and of 0x01.
@@ -472,11 +475,18 @@ def render_lines(data: Bytes, spans: Int64s, out: Bytes) -> int:
 
 
 @kernel
+def _label(timestamp_type: int) -> Bytes:
+    if timestamp_type == 0:
+        return CREATE_TIME
+    return LOG_APPEND_TIME if timestamp_type > 0 else NO_TIMESTAMP_TYPE
+
+
+@kernel
 def envelope_sizes(
     data: Bytes,
     offsets: Int64s,
     timestamps: Int64s,
-    timestamp_type: Bytes,
+    timestamp_types: Int8s,
     key_starts: Int64s,
     key_lengths: Int32s,
     value_starts: Int64s,
@@ -488,13 +498,12 @@ def envelope_sizes(
 ) -> int:
     """Write the size in bytes of each record's line of JSON (its envelope) to `sizes`. Return the sum of the sizes.
 
-    The sizes exclude the prefix (topic and partition). `timestamp_type` is the label of the records' timestamp type,
-    such as `CreateTime`; the other arrays are those of `Columns`.
+    The sizes exclude the prefix (topic and partition). All other arrays are those of `Columns`.
     """
     total = 0
-    fixed = ENVELOPE_BYTES + len(timestamp_type)
     for index in range(len(offsets)):
-        size = fixed + digits(offsets[index]) + digits(timestamps[index])
+        size = ENVELOPE_BYTES + len(_label(timestamp_types[index]))
+        size += digits(offsets[index]) + digits(timestamps[index])
         size += string_size(data, key_starts[index], key_lengths[index])
         size += string_size(data, value_starts[index], value_lengths[index])
         position = header_starts[index]
@@ -517,7 +526,7 @@ def write_envelopes(
     data: Bytes,
     offsets: Int64s,
     timestamps: Int64s,
-    timestamp_type: Bytes,
+    timestamp_types: Int8s,
     key_starts: Int64s,
     key_lengths: Int32s,
     value_starts: Int64s,
@@ -530,8 +539,7 @@ def write_envelopes(
 ) -> int:
     """Write each record's line of JSON (its envelope) to `out`, and the position after each line to `out_ends`.
 
-    `prefix` is the beginning of every line, up to the digits of the offset. `timestamp_type` is the label of the
-    records' timestamp type, such as `CreateTime`; the other arrays are those of `Columns`.
+    `prefix` is the beginning of every line, up to the digits of the offset. The other arrays are those of `Columns`.
 
     Returns the number of bytes written.
     """
@@ -542,7 +550,7 @@ def write_envelopes(
         position = put_bytes(out, position, TIMESTAMP_FIELD)
         position = put_integer(out, position, timestamps[index])
         position = put_bytes(out, position, TIMESTAMP_TYPE_FIELD)
-        position = put_bytes(out, position, timestamp_type)
+        position = put_bytes(out, position, _label(timestamp_types[index]))
         position = put_bytes(out, position, KEY_FIELD)
         position = put_string(out, position, data, key_starts[index], key_lengths[index])
         position = put_bytes(out, position, VALUE_FIELD)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     Bytes = NDArray[np.uint8]
     Int64s = NDArray[np.int64]
     Int32s = NDArray[np.int32]
+    Int8s = NDArray[np.int8]
     Words = NDArray[np.uint64]
 
 # The directory that contains the package `logfs`.

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from logfs.format.batches import columns
 from logfs.format.batches.batch import HEADER_SIZE
-from logfs.format.batches.record import TimestampType
 from logfs.format.text import envelope
 
 if TYPE_CHECKING:
@@ -140,14 +139,11 @@ def render(
 
 
 def _fields(decoded: Columns) -> tuple[Any, ...]:
-    import numpy as np
-
-    timestamp_type = decoded.timestamp_type or TimestampType.CREATE_TIME
     return (
         decoded.data,
         decoded.offsets,
         decoded.timestamps,
-        np.frombuffer(timestamp_type.label.encode(), np.uint8),
+        decoded.timestamp_types,
         decoded.key_starts,
         decoded.key_lengths,
         decoded.value_starts,

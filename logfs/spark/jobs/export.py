@@ -12,7 +12,6 @@ import errno
 import json
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -272,10 +271,9 @@ class _ExportTask:
         files = Files(Path(self.directory), self.form, name)
         runs = (ArrowRun(*name, columns) for columns in splits.columns(part, self.options))
         for group in grouped(runs):
-            every = [each.columns for each in group]
-            for _, alike in groupby(every, key=lambda columns: columns.timestamp_type):
-                for date, of_date in by_date(concatenate([*alike]), self.form.first_day):
-                    with naming_path(self.directory):
-                        files.write(date, of_date)
+            columns = concatenate([each.columns for each in group])
+            for date, of_date in by_date(columns, self.form.first_day):
+                with naming_path(self.directory):
+                    files.write(date, of_date)
         with naming_path(self.directory):
             return files.close()
