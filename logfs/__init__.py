@@ -119,8 +119,8 @@ __all__ = [
     "open",
 ]
 
-# The module and the attribute of each public name that is not an error. A module is imported when its name is first
-# used, so that `import logfs` is quick.
+# For each public name that is not an error: its module, and its name in that module. The module is imported at the
+# first use of the public name, so that `import logfs` is quick.
 _HOMES = {
     "Columns": ("logfs.api.columns", "PartitionColumns"),
     "Consumer": ("logfs.api.consumer", "Consumer"),
@@ -141,7 +141,11 @@ _HOMES = {
 
 
 class _LazyModule(types.ModuleType):
-    """The module `logfs`. A class has `__getattr__`, so that `help(logfs)` and type checkers do not meet it."""
+    """The class of the module `logfs`, which imports the module of a public name at the first use of the name.
+
+    `__getattr__` is a method of this class and not a function of the module: `help(logfs)` would list the function,
+    and type checkers would then accept any attribute of `logfs`.
+    """
 
     def __getattr__(self, name: str) -> Any:
         if name == "__version__":

@@ -34,7 +34,8 @@ from logfs.setting import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# A `local.retention.*` setting with this value takes the value of the `retention.*` setting.
+# With this value, `local.retention.ms` has the value of `retention.ms`, and `local.retention.bytes` the value of
+# `retention.bytes`.
 AS_TOTAL = -2
 # Milliseconds per unit of the broker-level synonyms that are in minutes or hours.
 _UNIT_MS = {
@@ -95,7 +96,7 @@ def _in_force(name: str, topic: Mapping[str, str], broker: Mapping[str, str]) ->
 
 
 def _first_set(name: str, topic: Mapping[str, str], broker: Mapping[str, str]) -> tuple[Value, str]:
-    """Return a topic-level setting's value and source, only by the order of precedence in this module's docstring."""
+    """Return a topic-level setting's value and source, without the exception that `_in_force` makes."""
     setting = topic_setting(name)
     if name in topic:
         return setting.parse(topic[name]), f"topic {name}"
@@ -104,7 +105,7 @@ def _first_set(name: str, topic: Mapping[str, str], broker: Mapping[str, str]) -
             value: Any = BROKER_SETTINGS[synonym].parse(broker[synonym])
             if synonym in _UNIT_MS:
                 value *= _UNIT_MS[synonym]
-            # At the broker level, any negative retention means unlimited; at the topic level, only -1 does.
+            # At the broker level, any negative retention means unlimited. At the topic level only -1 does: return -1.
             if name == RETENTION_MS:
                 value = max(value, -1)
             return value, f"broker {synonym}"
@@ -145,7 +146,7 @@ def _check_together(values: Mapping[str, Any]) -> None:
 
 
 def _default(name: str) -> Any:
-    """Return the parsed default of the setting `name`; a list is returned as a frozenset, as in the classes below."""
+    """Return the parsed default of the setting `name`, with a frozenset in place of a list."""
     setting = TOPIC_SETTINGS.get(name) or BROKER_SETTINGS[name]
     assert setting.default is not None, name
     return _attribute(setting.parse(setting.default))
@@ -325,10 +326,10 @@ class BrokerConfig:
 
     @classmethod
     def resolve(cls, broker: Mapping[str, str]) -> BrokerConfig:
-        """Return the broker-level settings in force under the broker's overrides: texts by setting name.
+        """Return the broker-level settings in force under the overrides of the broker.
 
-        Raises `InvalidSetting` for an unknown name, an invalid text, or valid values that contradict each other
-        (kafka-storage 11.2).
+        `broker` has the overrides: texts by setting name. Raises `InvalidSetting` for an unknown name, an invalid
+        text, or valid values that contradict each other (kafka-storage 11.2).
         """
         config = cls(**_attributes(cls, _check_texts(broker)))
         if config.remote_storage_layout == "local" and (

@@ -19,7 +19,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     The suggestion is the most similar name in `known`; upper and lower case count as equal.
     """
     if not isinstance(name, str):
-        # The key of a mapping may be anything.
+        # A caller may look up a key of any type in a mapping. No name is similar to a key that is not a string.
         return ""
     # `difflib` is imported here, because it is needed only after an error.
     from difflib import get_close_matches
@@ -34,7 +34,7 @@ class LogfsError(Exception):
 
 
 class _MissingKey(KeyError):
-    """A `KeyError` whose text is its message: Python shows that of a plain `KeyError` in quotes."""
+    """A `KeyError` whose text is its message. The text of a plain `KeyError` is its message in quotes."""
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -132,7 +132,7 @@ class PartitionFailed(LogfsError):
     """The partition takes no more writes until it is reopened: a write or fsync failed, or the store is closed.
 
     Also raised if the partition is offline, or if its load, copy or move was not completed. A failed fsync is not
-    tried again: the kernel may have dropped the dirty pages, and would then report success for data that are lost.
+    tried again: the kernel may have dropped the dirty pages, and a second fsync would report success for lost data.
     """
 
 
@@ -143,8 +143,8 @@ class StoreClosed(PartitionFailed, ValueError):
 class LogDirFailed(PartitionFailed, OSError):
     """The partitions of a log directory are offline: it had a storage error, or was removed or replaced.
 
-    Reopen the store to use the partitions again. The error corresponds to Kafka's KafkaStorageException. Its `errno`
-    is None, so that callers do not mistake it for a full disk.
+    Reopen the store to use the partitions again. The error corresponds to Kafka's KafkaStorageException. The `errno`
+    of the error is None, so that callers do not take the failure for a full disk.
     """
 
 
@@ -191,7 +191,10 @@ class StoreLocked(LogfsError):
 
 
 class RequestInterrupted(LogfsError):
-    """The process of the mount ended after it had received a request, and before it answered."""
+    """A request to a mount got no answer, because the mount ended or the request was cancelled.
+
+    The request may have been executed completely, in part or not at all.
+    """
 
 
 class InvalidStore(LogfsError):

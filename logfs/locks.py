@@ -1,8 +1,8 @@
 """The locks between threads: a list of them, what each protects, and the order in which threads take them.
 
 `make_lock` and `make_rlock` make all locks. Each lock has a `Level`, and the order of the levels is the order of the
-locks: a thread that holds a lock takes only locks of later levels. The one exception is a commit of staged batches:
-it takes `Flusher.lock` and `Log.lock` of its first partition, then those of its second partition, and so on.
+locks: a thread that holds a lock waits only for locks of later levels. The one exception is a commit of staged
+batches: it takes `Flusher.lock` and `Log.lock` of its first partition, then those of its second partition, and so on.
 `docs/threads.md` has the rules and the table. In the tests, the two functions make locks that check the order.
 """
 
@@ -16,9 +16,9 @@ class Wait(IntEnum):
     """What a thread may wait for while it holds a lock. Each value also permits what the values before it permit."""
 
     NOTHING = 0
-    FILES = 1
-    SYNCS = 2
-    NETWORK = 3
+    FILES = 1  # reads and writes of files
+    SYNCS = 2  # syncs of files to the disk
+    NETWORK = 3  # requests over the network
 
 
 class Level(Enum):

@@ -27,15 +27,15 @@ MINUTE_MS = 60_000
 HOUR_MS = 3_600_000
 MIB = 1 << 20
 
-# The units that a user may type after a time or a size: their values in ms and in bytes. K is 1024 and KB is 1000, as
-# in the GNU tools.
+# The units that a user may type after a time, with their values in ms, and after a size, with their values in bytes.
+# K is 1024 and KB is 1000, as in the GNU tools.
 _TIMES = {"ms": 1, "s": 1000, "m": MINUTE_MS, "h": HOUR_MS, "d": 24 * HOUR_MS, "w": 168 * HOUR_MS}
 _SIZES = {"B": 1} | {
     f"{letter}{suffix}": base**power
     for power, letter in enumerate("KMGT", 1)
     for suffix, base in (("", 1024), ("iB", 1024), ("B", 1000))
 }
-# A setting that is a time has its unit as the last word of its name. The values are the units in ms.
+# If a setting is a time, the last word of its name is the unit of its values. The map has each such unit in ms.
 _SUFFIXES = {"ms": 1, "minutes": MINUTE_MS, "hours": HOUR_MS}
 
 
@@ -176,9 +176,10 @@ class Setting:
 
     @property
     def _units(self) -> tuple[int, Mapping[str, int]]:
-        """The unit of the setting's own value, and the units that a user may type, by name.
+        """The setting's own unit, and a map of the units that a user may type, by name.
 
-        All are in ms for a time, in bytes for a size. For any other setting, the result is 1 and no units.
+        Each unit is a number of ms if the setting is a time, and of bytes if it is a size. For any other setting, the
+        unit is 1 and the map empty.
         """
         words = self.name.split(".")
         if words[-1] in _SUFFIXES:
@@ -245,7 +246,7 @@ def _row(
     doc: str,
     *synonyms: str,
 ) -> Setting:
-    """Return a `Setting`. For an integer, `valid` may be just its minimum, or None for the range of the type."""
+    """Return a `Setting`. For INT and LONG, `valid` may be the smallest value, or None for the range of the type."""
     if type in (INT, LONG) and not isinstance(valid, Range):
         assert valid is None or isinstance(valid, int), name
         most = INT_MAX if type is INT else LONG_MAX
@@ -279,9 +280,9 @@ _VERSION = Pattern(r"[0-9]+(\.[0-9]+){1,3}(-IV[0-9]+)?", "a version such as 3.0-
 _MAX = str(LONG_MAX)
 
 # fmt: off
-# The topic-level settings: those of kafka-storage 11.1, with the defaults of its section 15 where a release changed
-# them, and those of logfs. The first line of a row has the type, name, default and allowed values. The description
-# and the synonyms follow.
+# The topic-level settings of kafka-storage 11.1, and those of logfs. If a later release of Kafka has changed a
+# default, the row has the new default (kafka-storage 15). The first line of a row has the type, name, default and
+# allowed values. The description and the synonyms follow.
 _TOPIC_ROWS = (
     _row(LIST, "cleanup.policy", "delete", _POLICIES,
          "What happens to old data: delete drops segments, compact keeps each key's last record.",

@@ -1,4 +1,4 @@
-"""Checks of arguments whose types Python would take, or refuse in words that name no argument."""
+"""Checks of arguments. Without these, Python accepts some wrong types, or its error does not name the argument."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ if TYPE_CHECKING:
 
 
 def checked_name(what: str, name: object) -> str:
-    """Return `name`. Raises `TypeError` if it is not a str; `what` names the argument."""
+    """Return `name`. Raises `TypeError` if it is not a str; the message begins with `what`, such as "group"."""
     if not isinstance(name, str):
         raise TypeError(f"{what} must be a str, not {type(name).__name__}")
     return name
 
 
 def checked_number(what: str, number: object) -> int:
-    """Return `number` as an int. Raises `TypeError` unless it is an integer; `what` names the argument."""
+    """Return the integer `number` as an int. Raises `TypeError` for other types; the message begins with `what`."""
     if isinstance(number, bool) or not isinstance(number, SupportsIndex):
         raise TypeError(f"{what} must be an int, not {type(number).__name__}")
     return index(number)
 
 
 def checked_timeout(timeout: object) -> float | None:
-    """Return a timeout in seconds; None stands for none.
+    """Return a timeout in seconds. None means that there is no timeout.
 
-    Raises `TypeError` unless it is a number, and `ValueError` if it is negative or not a number (NaN).
+    Raises `TypeError` unless `timeout` is None or a number, and `ValueError` if it is negative or NaN.
     """
     if timeout is None:
         return None
@@ -38,7 +38,7 @@ def checked_timeout(timeout: object) -> float | None:
 
 
 def checked_offsets(offsets: Mapping[str, int]) -> dict[str, int]:
-    """Return offsets by the names of partitions. Raises `TypeError` unless the names are str and the offsets int."""
+    """Return `offsets`, by partition name, as a dict. Raises `TypeError` unless names are str and offsets are int."""
     return {
         checked_name("the name of a partition", name): checked_number("an offset", offset)
         for name, offset in dict(offsets).items()

@@ -1,4 +1,4 @@
-"""Records of partitions, read a chunk at a time, for those who follow and for members of groups."""
+"""Read the records of partitions a chunk at a time, for `Following` and `Consumer`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-# The name of a partition, the offset after a record, and the record. The last entry of a chunk has no record, because
-# records that readers do not see may follow the last one.
+# An entry of a chunk: the name of the partition, the offset from which to go on after the entry, and the record. The
+# last entry of a chunk has no record: it leads past offsets after the last record, such as those of control records.
 Entry: TypeAlias = tuple[str, int, R | None]
 
 # How many offsets of a partition are read at a time.
@@ -30,11 +30,11 @@ def add_chunk(
     start: int,
     make: Callable[[Partition, Record], R],
 ) -> bool:
-    """Read the next chunk of a partition from offset `start` on, and add its entries; `make` makes what they hold.
+    """Read the next chunk of a partition from offset `start` on, and add its entries to `entries`.
 
-    Returns False after an error if there are entries: the caller must not add more, and the next chunk meets the
-    error at its start. If there are none, raises the error: `OffsetOutOfRange`, `DamagedRange` or another
-    `LogfsError`.
+    `make` makes the item of an entry from a record. If a read fails and `entries` is empty, raises the error:
+    `OffsetOutOfRange`, `DamagedRange` or another `LogfsError`. If `entries` is not empty, returns False: the caller
+    must return these entries first, and add no more. The next chunk then fails with the same error.
     """
     end = min(reader.log_end_offset, start + _OFFSETS)
     if end <= start:

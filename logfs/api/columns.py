@@ -18,9 +18,9 @@ class PartitionColumns(Columns):
 
     The methods make tables with the columns of Spark's Kafka source: key, value, topic, partition, offset, timestamp,
     timestampType, headers. Keys and values are bytes, and `timestamp` has milliseconds in UTC. The object can also be
-    given to a library that reads Arrow's C stream interface, as in `polars.DataFrame(columns)`. All of them need
-    pyarrow, and raise `ModuleNotFoundError` if a package is not installed, and `ValueError` for keys or values of 2
-    GiB or more in total.
+    given to a library that reads Arrow's C stream interface, as in `polars.DataFrame(columns)`. All of this needs
+    pyarrow. Raises `ModuleNotFoundError` if a package is not installed, and `ValueError` for keys or values of 2 GiB
+    or more in total.
     """
 
     topic: str
@@ -28,12 +28,12 @@ class PartitionColumns(Columns):
 
     @staticmethod
     def of(topic: str, partition: int, columns: Columns) -> PartitionColumns:
-        """Return the rows of `columns`, which are records of a partition. The arrays are not copied."""
+        """Return `columns`, the records of one partition, as `PartitionColumns`. The arrays are not copied."""
         fields = {name: getattr(columns, name) for name in Columns.__dataclass_fields__}
         return PartitionColumns(topic=topic, partition=partition, **fields)
 
     def to_arrow(self) -> Any:
-        """Return a `pyarrow.Table`. (pyarrow has no types, so type checkers do not know this one.)"""
+        """Return a `pyarrow.Table`. (The declared type is `Any`, because pyarrow has no type annotations.)"""
         from logfs.format.encoding.arrow_batches import table
 
         return table(self.topic, self.partition, self)

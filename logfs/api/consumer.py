@@ -26,24 +26,26 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The time (seconds) between two looks for new records and new members, and between two automatic commits.
+# The time (seconds) between two checks for new records and new members, and that between two automatic commits.
 _POLL_SECONDS = 0.1
 _COMMIT_SECONDS = 1.0
 
 
 class Consumer:
-    """A member of a consumer group: an iterator over the records of the partitions that it has now.
+    """A member of a consumer group: an iterator over the records of the partitions that the member has now.
 
-    The members of a group on one machine, here or as `logfs consume`, divide the partitions among themselves. When
-    one comes or goes, the others notice at their next record. It begins in a partition at the group's committed
-    offset. Each record comes at least once: after a crash, those since the last commit come again.
+    The members of a group on one machine, made here or by `logfs consume`, divide the partitions among themselves. If
+    a member joins or leaves, the others notice at a later `next`. A member begins to read a partition at the group's
+    committed offset. The group gets each record at least once: after a crash, it gets the records since the last
+    commit again.
 
-    With `auto_commit` the records before the one that the program has in hand are committed each second, and all at a
-    `close` without an error. Otherwise only `commit` commits. A commit is durable when it returns. With a store that
-    is open read-only, it goes through the mount of the log directories, or opens them for the moment; while another
-    process holds them, automatic commits wait, and `commit` raises `StoreLocked`.
+    With `auto_commit`, `next` commits the consumed records at most once a second: all but the one that it returns.
+    `close` commits that one, too, unless an error has ended the `with` block. Without `auto_commit`, only `commit`
+    commits. A commit is durable when it returns. If the store is open read-only, a commit goes through the mount of
+    the log directories, or opens them for as long as it takes. While another process holds the log directories,
+    `next` puts its commits off, and `commit` and `close` raise `StoreLocked`.
 
-    Only one thread may use it. A consumer is a context manager; `close` leaves the group.
+    Only one thread may use a consumer. It is a context manager; `close` leaves the group.
     """
 
     group: str
@@ -76,11 +78,13 @@ class Consumer:
         self._timeout = checked_timeout(timeout)
         self._isolation = isolation
         self._auto_commit = auto_commit
-        # What was read but not returned yet.
+        # The entries that were read, but not returned yet.
         self._read: deque[Entry[ConsumerRecord]] = deque()
-        # The partition of the record that was returned last, and the offset after it; None once it is consumed.
+        # The partition of the record that was returned last, and the offset after this record. None once the record
+        # counts as consumed.
         self._in_hand: tuple[str, int] | None = None
-        # The ids of the topics, and for each partition the id that its topic had when this member began to read it.
+        # The ids of the topics; and for each partition, the id that its topic had when this member began to read the
+        # partition.
         self._topic_ids: dict[str, object] = {}
         self._ids: dict[str, object] = {}
         self._join_at = 0.0
@@ -90,7 +94,7 @@ class Consumer:
             *(each.path for each in engine.log_dirs),
             *engine.registry.missing_log_dirs,
         ]
-        # All members must lock the same file, also if they name the log directories in another order.
+        # All members must lock the same file, even if they were given the log directories in another order.
         self._member = GroupMember(min(self._log_dirs), group, self._place, self._commit)
 
     def __enter__(self) -> Self:
@@ -109,7 +113,10 @@ class Consumer:
         return self
 
     def __next__(self) -> ConsumerRecord:
-        """Return the next record; the one before it then counts as consumed. Waits for the timeout at most."""
+        """Return the next record. The record returned before it counts as consumed from now on.
+
+        Raises `StopIteration` if no record comes within the timeout.
+        """
         since = time.monotonic()
         while True:
             self._consume_in_hand()
@@ -125,7 +132,7 @@ class Consumer:
             if self._fetch():
                 continue
             is_over = self._timeout is not None and time.monotonic() - since >= self._timeout
-            # A member that still waits for a partition of another member does not end.
+            # Do not end yet if another member has still to release a partition to this member.
             if is_over and self._member.has_all(self._find()):
                 raise StopIteration
             self._store._stopped.wait(_POLL_SECONDS)
@@ -137,7 +144,7 @@ class Consumer:
         return [*self._member.places]
 
     def commit(self) -> None:
-        """Commit what was consumed, the record in hand included; durable at the return.
+        """Commit all records that were returned, including the last one. The commit is durable when this returns.
 
         Raises `StoreLocked` if another process holds the log directories, and the errors of `ConsumerGroups.commit`.
         """
@@ -145,9 +152,9 @@ class Consumer:
         self._member.commit({name: place.taken for name, place in self._member.places.items()})
 
     def close(self) -> None:
-        """Commit with `auto_commit` what was consumed, the record in hand included, and leave the group.
+        """With `auto_commit`, commit all records that were returned, including the last one; then leave the group.
 
-        Closing twice is harmless; `next` then raises `ValueError`.
+        Closing twice is harmless. `next` of a closed consumer raises `ValueError`.
         """
         self.__exit__(None, None, None)
 
@@ -169,7 +176,7 @@ class Consumer:
         return [*found]
 
     def _join_if_due(self) -> None:
-        """Notice members that have come or gone, and partitions that are new or were made again."""
+        """Notice members that have joined or left, and partitions that are new or were created again."""
         now = time.monotonic()
         if now < self._join_at:
             return
@@ -181,7 +188,8 @@ class Consumer:
                 # The partition was deleted and created again: begin anew.
                 self._forget(name)
         self._member.join(found, self._release)
-        # Of a group with thousands of partitions, this takes at most a tenth of the time.
+        # Wait ten times as long as this call took, so that such calls take at most a tenth of the time, even for
+        # thousands of partitions.
         end = time.monotonic()
         self._join_at = end + max(_POLL_SECONDS, 10 * (end - now))
 
@@ -218,7 +226,7 @@ class Consumer:
         self._read = deque(each for each in self._read if each[0] != name)
 
     def _fetch(self) -> bool:
-        """Read a chunk of each partition that has new records; return whether there was any."""
+        """Read a chunk of each partition that has new records; return whether there are entries to return."""
         for name, place in [*self._member.places.items()]:
             partition = self._store[name]
             reader = partition._reader(self._isolation)
@@ -247,7 +255,7 @@ class Consumer:
             self._try_to_commit({name: each.taken for name, each in self._member.places.items()})
 
     def _try_to_commit(self, offsets: dict[str, int]) -> bool:
-        """Commit; return False if another process holds the log directories."""
+        """Commit `offsets`, by partition. Return False if another process holds the log directories."""
         try:
             self._member.commit(offsets)
         except StoreLocked as error:

@@ -20,17 +20,18 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-# The pause (seconds) between two looks for new records. It doubles from the first to the second value.
+# The pause (seconds) between two checks for new records. It begins at the first value, and doubles up to the second.
 _SHORTEST_PAUSE = 0.002
 _LONGEST_PAUSE = 0.1
 
 
 class Following(Generic[R]):
-    """The records of one partition or several from given offsets on, without an end: an iterator, also with `async`.
+    """An iterator, also for `async for`, over the records of one or several partitions from given offsets on.
 
-    The iteration ends when no record has come for the timeout; another loop then goes on from there. It raises
-    `OffsetOutOfRange` if retention has deleted the next records, `DamagedRange` at damage, and `StoreClosed` when
-    another thread closes the store. After the first two, `seek` permits to go on. Only one thread or task may use it.
+    The log end does not end the iteration: it waits for records, and ends if none comes within the timeout. Another
+    loop then goes on from there. The iteration raises `OffsetOutOfRange` if retention has deleted the next records,
+    and `DamagedRange` at damage; after these errors, `seek` makes it go on at another offset. It raises `StoreClosed`
+    if another thread closes the store. Only one thread or task may use the object.
     """
 
     def __init__(
@@ -42,25 +43,28 @@ class Following(Generic[R]):
         timeout: float | None,
         isolation: str,
     ) -> None:
-        """`partitions` is called again and again. A partition not in `offsets` is read from its log start."""
+        """Follow the partitions that `partitions` returns. It is called for each chunk, to include new partitions.
+
+        `offsets` has the first offset to read, by partition name. A partition without one is read from its log start.
+        """
         self._store = store
         self._partitions = partitions
         self._offsets = dict(offsets)
         self._make = make
         self._timeout = checked_timeout(timeout)
         self._isolation = isolation
-        # What was read but not returned yet.
+        # The entries that were read, but not returned yet.
         self._read: deque[Entry[R]] = deque()
         self._since: float | None = None
         self._pause = _SHORTEST_PAUSE
 
     @property
     def offsets(self) -> Mapping[str, int]:
-        """The offset of the next record, by the name of the partition."""
+        """The offset from which to read on in each partition, by partition name."""
         return self._offsets.copy()
 
     def seek(self, partition: str, offset: int) -> None:
-        """Go on in a partition at another offset."""
+        """Go on at `offset` in the partition with the name `partition`."""
         self._read.clear()
         self._offsets[partition] = offset
 
@@ -78,7 +82,8 @@ class Following(Generic[R]):
 
     async def __anext__(self) -> R:
         while (found := self._next_read()) is None:
-            # If this task is cancelled, what the thread reads is dropped, and read again by the next call.
+            # If this task is cancelled, the entries that the worker thread reads are dropped, and the next call reads
+            # them again.
             if not self._note(await asyncio.to_thread(self._take)):
                 await asyncio.sleep(self._next_pause(StopAsyncIteration))
         return found
@@ -98,7 +103,7 @@ class Following(Generic[R]):
         return bool(taken)
 
     def _take(self) -> list[Entry[R]]:
-        """Read a chunk of each partition that has new records, as `_read` has them."""
+        """Return the entries of the next chunk of each partition that has new records."""
         taken: list[Entry[R]] = []
         for partition in self._partitions():
             start = self._offsets.get(partition.name)

@@ -27,7 +27,7 @@ class ConsumerGroups(Mapping[str, Mapping[str, int]]):
         self._store = store
 
     def _refreshed(self) -> Groups:
-        """Return the engine's groups, after new commits of other processes were read."""
+        """Return the groups of the engine, up to date with the commits of other processes."""
         engine = self._store._refreshed()
         for name in engine.registry.partitions_of(TOPIC):
             engine.refresh(name)
@@ -55,22 +55,26 @@ class ConsumerGroups(Mapping[str, Mapping[str, int]]):
         return len(self._all())
 
     def commit(self, group: str, offsets: Mapping[str, int], metadata: str = "") -> None:
-        """Commit the next offsets that a group will read, by partition: all or none, durable at the return.
+        """Commit `offsets`: by partition name, the next offset that the group will read. All are committed, or none.
 
-        Raises `UnknownPartition`, `OffsetOutOfRange` for an offset outside of the log, `InvalidName` for an invalid
-        name of a group, `InvalidRecord` for metadata that is too long, and `NotWritable`.
+        The commits are durable when this returns. Raises `UnknownPartition`, `OffsetOutOfRange` for an offset outside
+        of the log, `InvalidName` for an invalid name of a group, `InvalidRecord` for metadata that is too long, and
+        `NotWritable`.
         """
         groups = self._store._for_writing(checked_name("group", group)).groups
         groups.commit_all(group, checked_offsets(offsets), checked_name("metadata", metadata))
         groups.log_of(group).flush()
 
     def forget(self, group: str, partition: str) -> bool:
-        """Remove the offset of a group for a partition, durably, and return whether there was one."""
+        """Remove the committed offset of a group for a partition, durably. Return whether there was one."""
         groups = self._store._for_writing(checked_name("group", group)).groups
         return groups.forget(group, checked_name("partition", partition))
 
     def lag(self, group: str) -> dict[str, int]:
-        """Return how many offsets lie between the commit and the log end, by partition. Raises `UnknownGroup`."""
+        """Return, by partition name, how many offsets lie between the group's committed offset and the log end.
+
+        Partitions that the store does not have are left out. Raises `UnknownGroup`.
+        """
         return {
             name: max(self._store[name].log_end_offset - offset, 0)
             for name, offset in self[group].items()

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 class Partition:
     """One partition of an open store, from `store["orders-0"]`. Any thread may use it.
 
-    Each call acts on the partition as it is then, even if it was moved, or deleted and created again.
+    Each call acts on the partition that has the name at that time, even after a move, or a deletion and creation.
 
-    `isolation` is "read_uncommitted" (all records) or "read_committed" (no records of aborted transactions, and none
-    from the first open transaction on), as in Kafka. Offsets count records. Times are ms since the epoch, or a
+    `isolation` is as in Kafka: "read_uncommitted" (all records) or "read_committed" (only the records below the last
+    stable offset, without those of aborted transactions). Offsets count records. Times are ms since the epoch, or a
     `datetime` with a time zone.
     """
 
@@ -116,8 +116,9 @@ class Partition:
     ) -> range:
         """Append records, and return their offsets. An item is a value, as in `append`, or a `Record`.
 
-        If the topic's settings refuse one of them, none is appended. With `in_one_batch` they form one batch, so that
-        a crash leaves all of them or none; `RecordTooLarge` says that they do not fit. Otherwise as `append`.
+        If the topic's settings refuse one of the records, none is appended. With `in_one_batch` the records form one
+        batch, so that a crash leaves all of them or none. Raises the errors of `append`, also `RecordTooLarge` if the
+        records do not fit in one batch.
         """
         many = (
             [*records] if not isinstance(records, (bytes, bytearray, memoryview, str)) else records
@@ -126,7 +127,7 @@ class Partition:
         return range(first, first + len(many))
 
     def flush(self) -> None:
-        """Return when all records are durable: they survive a power failure."""
+        """Make all records durable, so that they survive a power failure."""
         self._writable().flush()
 
     # Reading.
@@ -163,16 +164,17 @@ class Partition:
         return self._while_open(reader.read(reader.offset_of_last(count)))
 
     def record(self, offset: int, *, isolation: str = "read_uncommitted") -> Record | None:
-        """Return the record at an offset; None if compaction has removed it, or it is not one of the application.
+        """Return the record at an offset; None if compaction has removed it, or if readers do not see it.
 
-        Raises `OffsetOutOfRange`, and `DamagedRange` at damage.
+        For example, readers do not see control records. Raises `OffsetOutOfRange`, and `DamagedRange` at damage.
         """
         return self._reader(isolation).record(checked_number("offset", offset))
 
     def newest(self, key: Value, *, isolation: str = "read_uncommitted") -> Record | None:
         """Return the newest record with a key; None if there is none, or if it is a tombstone.
 
-        The first call reads the whole log, later ones only what was appended since.
+        The first call reads the log, except the part that a saved key index covers. Later calls read only the records
+        that were appended since.
         """
         plain = as_bytes("key", key)
         if plain is None:
@@ -209,10 +211,11 @@ class Partition:
         timeout: float | None = None,
         isolation: str = "read_uncommitted",
     ) -> Following[Record]:
-        """Return an iterator over the records from an offset on, those included that are appended later.
+        """Return an iterator over the records from an offset on, including records that are appended later.
 
-        Without `offset` it begins at the log end. It ends when no record has come for `timeout` seconds; None stands
-        for never. It works with `for` and, under asyncio, with `async for`. See `Following` for the errors.
+        Without `offset` the iterator begins at the log end. It ends when no record has come for `timeout` seconds;
+        without a `timeout` it never ends. It works with `for` and, under asyncio, with `async for`. See `Following`
+        for the errors.
         """
         first = self._reader(isolation).log_end_offset if offset is None else offset
         return Following(
@@ -227,7 +230,7 @@ class Partition:
     # Changing.
 
     def delete_records(self, offset: int) -> int:
-        """Make the records below an offset unreadable for ever, and return the new log start; -1 is the log end."""
+        """Make the records below `offset` unreadable for ever, and return the new log start. -1 means the log end."""
         return self._store._for_writing(self.name).delete_records(self.name, offset)
 
     def truncate(self, offset: int) -> None:
@@ -245,16 +248,16 @@ class Partition:
         self._store._for_writing(self.name).compact(self.name, roll=True)
 
     def tier(self) -> int:
-        """Copy the sealed segments that are due into the object store now, and return their number.
+        """Copy the sealed segments that are due into the object store now, and return how many were copied.
 
         Raises `InvalidSetting` if the topic is not tiered, and `RemoteStorageError`.
         """
         return self._store._for_writing(self.name).tier(self.name)
 
     def delete(self, *, only_empty: bool = False) -> None:
-        """Delete the partition with the offsets that groups have committed for it.
+        """Delete the partition, and the offsets that groups have committed for it.
 
-        `Store.undelete` restores it until `file.delete.delay.ms` has passed. With `only_empty`, raises
-        `PartitionNotEmpty` if it has records.
+        `Store.undelete` can restore both until `file.delete.delay.ms` has passed. With `only_empty`, raises
+        `PartitionNotEmpty` if the partition has records.
         """
         self._store._for_writing(self.name).delete(self.name, only_empty=only_empty)

@@ -1,4 +1,4 @@
-"""Records to append, and records of several partitions."""
+"""The record that the arguments of `append` describe, and records that name their topic and partition."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def as_record(
 ) -> Record:
     """Return the record that the arguments of `append` describe.
 
-    Raises `TypeError` if `value` is a list, and if it is a `Record` beside other fields.
+    Raises `TypeError` if `value` is a list or a tuple, or if it is a `Record` and another argument is given, too.
     """
     if isinstance(value, Record):
         if key is not None or headers or timestamp is not None:
@@ -30,7 +30,7 @@ def as_record(
         return value
     if isinstance(value, (list, tuple)):
         raise TypeError(f"append takes one record; for a {type(value).__name__}, use append_many")
-    # `as_records` converts the fields.
+    # `as_records`, which every append calls, checks and converts the fields.
     return Record(value, key, headers, timestamp)  # type: ignore[arg-type]
 
 

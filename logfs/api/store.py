@@ -43,17 +43,18 @@ def open(
     """Open one or several log directories as a store.
 
     With the mode "r" nothing is changed or locked: a broker, a mount or another program may use the directories at
-    the same time, and each call sees what they have written. A bucket, such as `s3://bucket/prefix`, can be opened
-    only so. With "r+" the store can be changed; no other process can then write to it. Partitions that were not
-    closed cleanly are recovered. `progress` is called meanwhile with (partition, bytes read, bytes in all), perhaps
-    by several threads.
+    the same time, and each call sees what that program has written. A bucket, such as `s3://bucket/prefix`, can be
+    opened only with "r". With "r+" the store can be changed, and no other process can write to it. Partitions that
+    were not closed cleanly are recovered. During recovery, `progress` is called with (partition, bytes read, bytes in
+    all), perhaps by several threads.
 
-    An empty directory becomes a new store, and with `create` a missing one, too. With `upkeep` a thread does every
-    second what is due: flushes, retention, compaction, copies to a bucket. Without it, call `Store.upkeep`.
+    With "r+", an empty directory becomes a new store, and with `create` a missing directory, too. With `upkeep`, a
+    thread does every second what is due: flushes, retention, compaction, copies to a bucket. Without `upkeep`, the
+    program should call `Store.upkeep`.
 
-    Raises `TypeError` for a path of another type, `InvalidName` for another mode, `StoreLocked` if another process
-    has locked a directory, `InvalidStore` if a path is not a log directory,
-    `InvalidSetting` and `Corrupt` for wrong or damaged settings files, and `OSError`.
+    Raises `TypeError` for a path that is no str or `Path`, `InvalidName` for any other mode, `StoreLocked` if another
+    process has locked a directory, `InvalidStore` if a path is not a log directory, `InvalidSetting` and `Corrupt`
+    for wrong or damaged settings files, and `OSError`.
     """
     if mode not in ("r", "r+"):
         raise InvalidName(f"mode {mode!r}: give 'r' to read, or 'r+' to read and write")
@@ -77,9 +78,9 @@ def open(
 class Store(Mapping[str, Partition]):
     """An open store: `store["orders-0"]` is a partition, and `store.topic("orders")` a topic. Made by `logfs.open`.
 
-    It is a context manager, and has to be closed: after a clean close, the next opening needs no recovery. Any thread
-    may use it. A partition that cannot be loaded is not in the mapping but in `offline`. After `close`, every call
-    raises `StoreClosed`.
+    A program should close the store, which is a context manager: after a clean close, the next opening needs no
+    recovery. Any thread may use the store. A partition that cannot be loaded is not in the mapping but in `offline`.
+    After `close`, every call raises `StoreClosed`.
     """
 
     def __init__(self, engine: Engine, upkeep: bool = False) -> None:
@@ -101,7 +102,7 @@ class Store(Mapping[str, Partition]):
         return self._opened
 
     def _log(self, name: str) -> Log:
-        """Return the log of a partition, as it is now. Raises `UnknownPartition`, or why the partition is offline."""
+        """Return the up-to-date log of a partition. Raises `UnknownPartition`, or the error that keeps it offline."""
         engine = self._engine
         engine.refresh(name)
         try:
@@ -111,7 +112,7 @@ class Store(Mapping[str, Partition]):
             raise UnknownPartition(f"{name}: no such partition{hint}") from None
 
     def _for_writing(self, what: str) -> Engine:
-        """Return the engine. Raises `NotWritable` if the store is open read-only; `what` was to be changed."""
+        """Return the engine. Raises `NotWritable` if the store is read-only; the message begins with `what`."""
         engine = self._engine
         if engine.read_only:
             raise NotWritable(f"{what}: the store is open read-only; open it with the mode 'r+'")
@@ -140,7 +141,7 @@ class Store(Mapping[str, Partition]):
                 source=self,
                 stacklevel=2,
             )
-            # Without a flush, as after a kill: `close` may take long, or raise an error that nobody would see.
+            # Release the directories without a flush: `close` may take long, or raise an error that nobody would see.
             engine = self._stop(wait=False)
             if engine is not None:
                 engine.leave()
@@ -150,7 +151,10 @@ class Store(Mapping[str, Partition]):
         return f"logfs.Store({self._path}{state})"
 
     def _stop(self, *, wait: bool = True) -> Engine | None:
-        """Return the engine, which the caller has to close; None if the store is closed already."""
+        """Mark the store as closed, and return the engine, which the caller must close; None if it was closed before.
+
+        Ends the thread of the upkeep, and waits for its end if `wait` is true.
+        """
         engine, self._opened = self._opened, None
         self._stopped.set()
         if wait and self._upkeep is not None:
@@ -220,10 +224,10 @@ class Store(Mapping[str, Partition]):
         return {name: Topic(self, name) for name in sorted(found)}
 
     def undelete(self, name: str) -> None:
-        """Restore a partition or a topic that was deleted less than `file.delete.delay.ms` ago, with its offsets.
+        """Restore a partition or a topic that was deleted less than `file.delete.delay.ms` ago.
 
-        Raises `UnknownPartition` if there is nothing to restore, `PartitionExists`, and `InvalidStore` if a new topic
-        has the name.
+        The offsets that groups had committed for it are restored, too. Raises `UnknownPartition` if there is nothing
+        to restore, `PartitionExists`, and `InvalidStore` if a new topic has the name.
         """
         engine = self._for_writing(name)
         for each in engine.deleter.deleted(name):
@@ -249,7 +253,7 @@ class Store(Mapping[str, Partition]):
         """Return a member of a consumer group that reads topics, or partitions, by name.
 
         See `Consumer`. `begin` is where to begin in a partition for which the group has committed no offset. The
-        iteration ends when no record has come for `timeout` seconds; None stands for never.
+        iteration ends when no record has come for `timeout` seconds; without a `timeout` it never ends.
         """
         return Consumer(
             self,
@@ -262,7 +266,7 @@ class Store(Mapping[str, Partition]):
         )
 
     def transaction(self, transactional_id: str) -> Transaction:
-        """Begin a transaction over several partitions; see `Transaction`. An open one with the same id is aborted.
+        """Begin a transaction over several partitions (see `Transaction`); an open one with the same id is aborted.
 
         Raises `NotWritable`, and the errors of the disk.
         """
@@ -271,18 +275,18 @@ class Store(Mapping[str, Partition]):
     # Maintenance.
 
     def upkeep(self) -> None:
-        """Do what is due now: flushes, checkpoints, retention, compaction, copies to a bucket; may take minutes.
+        """Do what is due now: flushes, checkpoints, retention, compaction, copies to a bucket. This may take minutes.
 
-        An error of one of these is logged, and the work is tried again at a later call.
+        If one of these tasks fails, the error is logged, and a later call tries the task again.
         """
         self._engine.upkeep()
 
     def retain(self) -> int:
-        """Delete the segments that retention deletes now, and return their number."""
+        """Delete the segments that retention no longer keeps, and return how many were deleted."""
         return self._for_writing(self._path).retain()
 
     def flush(self) -> None:
-        """Return when all records of all partitions are durable."""
+        """Make all records of all partitions durable."""
         for name in self:
             self[name].flush()
 

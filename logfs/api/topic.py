@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Topic:
     """A topic of an open store, from `store.topic("orders")`. Any thread may use it.
 
-    Each call acts on the partitions that the topic has then. For `isolation` and times see `Partition`.
+    Each call acts on the partitions that the topic has at that time. For `isolation` and times see `Partition`.
     """
 
     name: str
@@ -34,7 +34,8 @@ class Topic:
     def __init__(self, store: Store, name: str) -> None:
         self.name = checked_name("the name of a topic", name)
         self._store = store
-        # It chooses the partitions for records without a key, batch by batch, so one object is kept.
+        # Kept between calls, because this object fills a batch with records without a key before it chooses another
+        # partition for them.
         self._partitions: Partitions = store._engine.topic(name)
 
     def __repr__(self) -> str:
@@ -61,21 +62,23 @@ class Topic:
     ) -> tuple[int, int]:
         """Append one record, and return the number of its partition and its offset.
 
-        The partition is that which Kafka's default partitioner chooses: by the key's hash, or, without a key, the
-        same one until a batch is full. Otherwise as `Partition.append`.
+        Kafka's default partitioner chooses the partition: by the hash of the key. Records without a key go to one
+        partition until they fill a batch, and then to another. The arguments and the errors are those of
+        `Partition.append`.
         """
         return self.append_many([as_record(value, key, headers, timestamp)])[0]
 
     def append_many(self, records: Iterable[Value | Record]) -> Sequence[tuple[int, int]]:
         """Append records, and return the partition number and the offset of each.
 
-        After an error, the records of some partitions may have been appended. Otherwise as `append`.
+        The partitions are chosen as for `append`. After an error, the records of some partitions may have been
+        appended. Raises the errors of `append`.
         """
         self._store._for_writing(self.name)
         return self._partitions.append(records)
 
     def flush(self) -> None:
-        """Return when all records of the topic are durable."""
+        """Make all records of the topic durable."""
         self._store._for_writing(self.name)
         self._partitions.flush()
 
@@ -85,7 +88,7 @@ class Topic:
         return self._partitions
 
     def read(self, *, isolation: str = "read_uncommitted") -> Iterator[ConsumerRecord]:
-        """Yield the records of all partitions merged by time, up to the log ends at the first `next`.
+        """Yield the records of all partitions, merged by time, up to the log ends at the time of the first `next`.
 
         The records of a partition keep their order. Raises the errors of `Partition.read`.
         """
@@ -104,10 +107,10 @@ class Topic:
         timeout: float | None = None,
         isolation: str = "read_uncommitted",
     ) -> Following[ConsumerRecord]:
-        """Return an iterator over the records that are appended from now on, as `Partition.follow`.
+        """Return an iterator over the records that are appended from now on, like `Partition.follow`.
 
-        With `begin="earliest"` it begins with the records that are there. Partitions that are created later are read
-        from their start. The records of a partition keep their order.
+        With `begin="earliest"` the iterator begins with the first records in the logs. Partitions that are created
+        later are read from their start. The records of a partition keep their order.
         """
         if begin not in ("earliest", "latest"):
             raise InvalidName(f"begin {begin!r}: give 'earliest' or 'latest'")
@@ -137,11 +140,11 @@ class Topic:
 
 
 class TopicSettings(MutableMapping[str, str]):
-    """The settings of a topic in force: texts by Kafka's names, as in `topic.settings["retention.ms"]`.
+    """The values in force of a topic's settings, as texts by Kafka's names: `topic.settings["retention.ms"]`.
 
     The mapping has every setting. An assignment, also with a unit ("7d", "10GB"), is durable, and in force at once.
-    `del` removes a change, so that the store's value or the default is in force again. Raises `UnknownSetting` (a
-    `KeyError`) and, for an invalid value, `InvalidSetting` (a `ValueError`).
+    `del` removes the topic's own value, so that the store's value or the default is in force again. Raises
+    `UnknownSetting` (a `KeyError`) and, for an invalid value, `InvalidSetting` (a `ValueError`).
     """
 
     def __init__(self, store: Store, topic: str) -> None:
@@ -167,7 +170,7 @@ class TopicSettings(MutableMapping[str, str]):
         return len(TOPIC_SETTINGS)
 
     def change(self, changes: Mapping[str, str | float | None]) -> None:
-        """Change several settings, all or none; None removes a change."""
+        """Change several settings, all or none. The value None removes the topic's own value of a setting."""
         texts = {
             checked_name("the name of a setting", name): None if to is None else str(to)
             for name, to in dict(changes).items()

@@ -25,11 +25,12 @@ if TYPE_CHECKING:
 class Transaction:
     """Appends to several partitions, and offsets of groups, that become visible together or not at all.
 
-    It begins when the object is made. The end of a `with` block commits it durably, an error in the block aborts it.
-    Readers of "read_committed" see it from then on, other readers see its records at once. If another transaction
-    with the same id begins, this one is aborted, and its methods raise `InvalidProducerEpoch`; this keeps a program
-    out that was believed dead. The states are in Kafka's `__transaction_state`. What a crash leaves undecided is
-    aborted at the next opening of the store. Only one thread may use it.
+    The transaction begins when the object is made. The end of a `with` block commits it durably; an error in the
+    block aborts it. Readers with "read_committed" see its records only after the commit, other readers at once. If
+    another transaction with the same id begins, this one is aborted, and its methods raise `InvalidProducerEpoch`: a
+    program that was replaced because it seemed dead can thus write no more. The states of transactions are in Kafka's
+    topic `__transaction_state`. After a crash, the next opening of the store aborts the transactions whose commit was
+    not decided. Only one thread may use the object.
     """
 
     def __init__(self, store: Store, transactional_id: str) -> None:
@@ -72,7 +73,8 @@ class Transaction:
     ) -> tuple[int, int]:
         """Append one record to a partition or a topic; return the partition number and the offset.
 
-        The other arguments and the errors are those of `Partition.append`.
+        `Topic.append` tells which partition of a topic is chosen. The other arguments and the errors are those of
+        `Partition.append`.
         """
         return self.append_many(target, [as_record(value, key, headers, timestamp)])[0]
 
@@ -92,7 +94,7 @@ class Transaction:
         return topic.append_by(records, lambda log, chosen: self._engine.append(log, chosen))
 
     def commit_offsets(self, group: str, offsets: Mapping[str, int]) -> None:
-        """Commit the next offsets that a group will read, by partition, together with the transaction.
+        """Commit `offsets` with the transaction: by partition name, the next offset that the group will read.
 
         Raises the errors of `ConsumerGroups.commit`.
         """
@@ -100,14 +102,15 @@ class Transaction:
         self._engine.commit_offsets(checked_name("group", group), checked_offsets(offsets))
 
     def commit(self) -> None:
-        """Make the transaction visible; durable at the return.
+        """Commit the transaction durably, so that readers of "read_committed" see it.
 
-        After an `OSError` at the very end it may be committed all the same: the store then completes it later.
+        If an `OSError` comes after the commit was decided, the transaction stays committed, and the store writes the
+        missing markers later.
         """
         _ = self._store._engine
         self._engine.commit()
 
     def abort(self) -> None:
-        """Make sure that no reader of "read_committed" ever sees the transaction."""
+        """Abort the transaction: no reader of "read_committed" will ever see it."""
         _ = self._store._engine
         self._engine.abort()

@@ -8,9 +8,9 @@ ends `mount -f`, `top` and `volume-plugin` with 0, and all other commands with 1
 Commands share `common` (arguments, opening a store, tables, errors), `service_manager` (messages to systemd) and
 `watch` (the snapshots that `status` and `top` show). `cat`, `tail` and `consume` also share `selection` (which
 records are printed), `human_times` (parses times), `reading` (the partitions of a TARGET), `scanning` (reads records,
-and skips damage), `decoding` (decodes keys and values by schemas), `output` (the form of the output) and
-`output_pipe` (what the reader of a pipe has taken). `dump` is a folder with a module for each kind of file, `spark`
-is one with a module for each job.
+and skips damage), `decoding` (decodes keys and values by schemas) and `output` (the form of the output). `tail` and
+`consume` share `output_pipe` (what the reader of a pipe has taken, and whether it has exited). `dump` is a folder
+with a module for each kind of file, and `spark` a folder with a module for each job.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def without_secrets(message: str) -> str:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose error messages show no passwords of URLs, and suggest options."""
+    """A parser whose error messages hide the passwords in URLs, and suggest an option in place of an unknown one."""
 
     def error(self, message: str) -> NoReturn:
         """Print a usage error, and exit with code 2."""
@@ -276,9 +276,9 @@ def _module_of(package: str, command: str) -> str:
 
 
 def _joined(words: Sequence[str]) -> list[str]:
-    """Return the words with each `-o -3..` joined to `-o-3..`: argparse would read a word `-3..` as an option.
+    """Return the words, with one word `-o-3..` for the two words `-o -3..`, and `--offset=-3..` for the long option.
 
-    The two words `--offset -3..` are joined to `--offset=-3..`.
+    argparse would read the single word `-3..` as an option.
     """
     joined: list[str] = []
     for word in words:
@@ -293,7 +293,7 @@ def _joined(words: Sequence[str]) -> list[str]:
 def _ended_by_ctrl_c() -> Iterator[None]:
     """Let Ctrl-C end the process at once while the context is active.
 
-    Python's own handler raises `KeyboardInterrupt`, which may crash the process if it comes during an import.
+    Python's own handler raises `KeyboardInterrupt`. During an import, this exception may crash the process.
     """
     is_heeded = (
         signal.getsignal(signal.SIGINT) is signal.default_int_handler

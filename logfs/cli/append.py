@@ -73,9 +73,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Append all input, flush it, and print the offsets [first, next) of the new records, if any.
 
-    If TARGET is a topic, the records go to several partitions, and only their number is printed. After an error, the
-    records appended before it are also flushed, and their offsets printed. The exit code is 0 if all records are
-    durable.
+    If TARGET is a topic, the records go to several partitions, and only the number of records is printed. After an
+    error, the records that were appended before the error are also flushed, and their offsets printed. The exit code
+    is 0 if all records are durable.
     """
     from logfs.store.admin.appender import open_appender
 
@@ -107,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
     except OSError as error:
         if not is_done:
             raise
-        # Only closing the store failed. Return 0: after an error, a caller might append the same records again.
+        # Only closing the store failed. Return 0: if the command failed, a caller might append the records again.
         print(
             f"logfs: the records are durable, but the log directory could not be closed ({error}); the next opening "
             "recovers it",

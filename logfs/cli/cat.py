@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from logfs.log.read.reader import Reader
 
 
-# The attributes of the parsed arguments that hold the options which select records.
+# The options that select records, as attributes of the parsed arguments. They cannot be combined with `--newest`.
 _SELECTING = ("offset", "time", "since", "until", "key", "grep", "header", "lines")
 
 

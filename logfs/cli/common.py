@@ -39,7 +39,7 @@ class Target(NamedTuple):
 
 
 def path_argument(text: str) -> Path:
-    """Return an argument as a path. Raises `ArgumentTypeError` for "", and for a URL that is not a bucket's (s3://…).
+    """Return an argument as a path. Raises `ArgumentTypeError` for "", and for a URL other than a bucket's (s3://…).
 
     An empty argument usually comes from an unset shell variable. As a path it would mean the working directory.
     """
@@ -110,7 +110,7 @@ def add_log_dirs(parser: argparse.ArgumentParser) -> None:
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """Add the option `--json`. A command that has it prints its JSON output with `print_json`."""
+    """Add the option `--json`. A command with this option prints its JSON output with `print_json`."""
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
 
 
@@ -177,7 +177,7 @@ def with_whole_store(log_dirs: Sequence[Path]) -> list[Path]:
     disk = ReadOnlyDisk()
     here = {Path(os.path.realpath(each)) for each in log_dirs if not isinstance(each, BucketPath)}
     others = sorted(whole_store((disk, path) for path in here) - here)
-    # Leave out paths that are listed in the file `logfs.dirs`, but now hold another store, or an empty mountpoint.
+    # Leave out a path in the file `logfs.dirs` that now has another store, or is a mountpoint with nothing mounted.
     return [*log_dirs, *(path for path in others if here & store_dirs(disk, path).all)]
 
 
@@ -286,8 +286,8 @@ def open_for_writing(words: Sequence[str], *, recover: bool = False) -> tuple[St
 def partition(store: Store, wanted: Target) -> Log:
     """Return the partition `wanted` of an open store.
 
-    Raises `UnknownPartition`, with the log directories in the message. For an offline partition, raises the error
-    that made it offline.
+    Raises `UnknownPartition`, with the log directories in the message, if the store lacks the partition. For an
+    offline partition, raises the error that made it offline.
     """
     if wanted.name not in store and wanted.name not in store.offline:
         raise _unknown(wanted)
@@ -307,7 +307,8 @@ def check_partition_exists(wanted: Target) -> None:
     for path in wanted.log_dirs:
         _check_local(path)
         try:
-            # A deleted (`-delete`) directory counts, too: a move leaves one in the old log directory for a while.
+            # A move leaves a `-delete` directory in the old log directory for a while. Count this directory, too, so
+            # that the command goes on, and its error says where the partition is now.
             if wanted.name in _partitions_in(path, deleted=True):
                 return
         except OSError as failed:
@@ -321,7 +322,7 @@ def _check_local(path: Path) -> None:
 
 
 def check_deleted(wanted: Target) -> None:
-    """Raise `UnknownPartition` if no log directory of `wanted` has any deleted partition. Names are not compared.
+    """Raise `UnknownPartition` unless a log directory of `wanted` has a deleted partition, whatever its name.
 
     Call this before the store is opened for writing, for the reason in `check_partition_exists`. Raises `NotWritable`
     for a bucket, and `OSError` for a directory that cannot be read.
@@ -415,7 +416,7 @@ class _NoBar:
 
 
 def progress_bar(title: str, total_bytes: int | None) -> Any:
-    """Return a `tqdm` bar in bytes on standard error, shown on a terminal and not in a pipe.
+    """Return a progress bar (`tqdm`) in bytes on standard error; without a terminal, return a bar that shows nothing.
 
     `total_bytes` is None if the total is not known yet.
     """

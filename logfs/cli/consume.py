@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from logfs.cli.reading import OpenLog
     from logfs.log.read.reader import Reader
 
+# How long to pause if no partition has a new record.
 _POLL_SECONDS = 0.2
+# The time between two commits; at the end, also how long to wait for the reader of the output.
 _COMMIT_SECONDS = 1.0
 # A partition is consumed in batches, which are ranges of offsets. This is the largest number of offsets in a batch
 # without --exec.
@@ -90,7 +92,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.idle_exit is not None and not arguments.idle_exit >= 0:
         raise InvalidName(f"--idle-exit {arguments.idle_exit}: give seconds, 0 or more")
     with OpenLogs(arguments.target, arguments.isolation, groups=True) as opened:
-        # All members of a group must lock the same file, even if they name the log directories in another order.
+        # All members of a group must lock a file in the same log directory, but may name the log directories in
+        # different orders. So take the log directory whose path sorts first.
         home = min(opened.log_dirs)
         if opened.store.disk.is_remote:
             raise NotWritable(
@@ -225,7 +228,7 @@ class _Consumer:
         return self._member.places[batch.log.name].taken >= batch.end
 
     def _offset_after(self, batch: _Printed, taken: int) -> int:
-        """Return the next offset after those records of a batch that lie in the first `taken` bytes of the output."""
+        """Return the offset after the records of a batch that lie wholly in the first `taken` bytes of the output."""
 
         def is_left(end: int) -> bool:
             text = io.BytesIO()
@@ -239,7 +242,10 @@ class _Consumer:
         return batch.start + max(bisect(ends, False, key=is_left) - 1, 0)
 
     def _try_to_commit(self, name: str | None = None) -> bool:
-        """Commit one partition or all. If another process has locked the log directory, warn once; return False."""
+        """Commit the offset of the partition `name`, or the offsets of all partitions, and return True.
+
+        If another process holds the lock of the log directory, warn once, and return False.
+        """
         try:
             self.commit(name)
         except StoreLocked as error:
@@ -261,7 +267,8 @@ class _Consumer:
         taken = {
             each: place.taken for each, place in self._member.places.items() if name in (None, each)
         }
-        # Of a partition with printed batches, only those before them have been taken.
+        # The reader of the pipe has perhaps not taken the batches in `_printed`. So of a partition with such batches,
+        # commit the offset at which the first of them starts.
         for batch in reversed(self._printed):
             if batch.log.name in taken:
                 taken[batch.log.name] = batch.start

@@ -94,7 +94,7 @@ def _error(log_dir: LogDir) -> str | None:
 
 
 def _broker_id(store: Store) -> int:
-    """Return the node id in `meta.properties` of the first working log directory; 0 if it has none.
+    """Return the node id in `meta.properties` of the first working log directory; 0 if the file or the id is missing.
 
     Raises `Corrupt` if the file is malformed, or if the id is not a number.
     """

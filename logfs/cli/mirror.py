@@ -56,7 +56,8 @@ def add_source(parser: argparse.ArgumentParser, verb: str = "mirror") -> None:
 def source_of(arguments: argparse.Namespace) -> tuple[re.Pattern[str], dict[str, Any]]:
     """Return the pattern that the names of the wanted topics match, and the options of the connection.
 
-    Raises `InvalidName` for a malformed regular expression, `InvalidSetting` for a wrong option, and `OSError`.
+    Raises `InvalidName` for a malformed regular expression, `InvalidSetting` for a wrong option, and `OSError` if the
+    file with the options cannot be read.
     """
     from logfs.cluster.options import read_options
 

@@ -369,7 +369,7 @@ def _daemon(serve: Callable[..., None], parent: TextIO) -> int:
     logger = logging.getLogger(__name__)
 
     def tell(text: str) -> None:
-        # Write to the pipe only once. After it is closed, its descriptor may belong to another file, perhaps a
+        # Write to the pipe only once. After the pipe is closed, its descriptor may belong to another file, perhaps a
         # segment.
         if parent.closed:
             logger.error("the daemon ends: %s", text)

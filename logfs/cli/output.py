@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 # The size of the pipe to which output goes. With the default size of 64 KiB, its reader would be woken 16 times as
 # often.
 _PIPE_BYTES = 1 << 20
-# If fewer than _FEW_OF_MANY records are to be printed, a log is read _SMALL_SPLIT_BYTES at a time: most of a larger
-# part would not be printed.
+# A log is read _SMALL_SPLIT_BYTES at a time if its records are decoded. The same holds if fewer than _FEW_OF_MANY
+# records are to be printed, because most of a larger part would not be printed.
 _FEW_OF_MANY = 10_000
 _SMALL_SPLIT_BYTES = 1 << 20
 
@@ -102,7 +102,7 @@ class Printer:
     def print_last(self, logs: Sequence[OpenLog], ends: Sequence[int], count: int) -> bool:
         """Print the last `count` records of all logs together, and return True if all could be read.
 
-        `ends` has, for each log, the offset at which its records to print end.
+        `ends` has the end offset of each log: only records at lower offsets are printed.
         """
         from logfs.log.read.merge import last
 
@@ -125,7 +125,7 @@ class Printer:
             self._decoder.report()
 
     def print_rows(self, rows: Iterable[MergedRows]) -> None:
-        """Print rows up to the limit, and lower `left` by their number."""
+        """Print rows up to the limit, and lower `left` by the number of printed records."""
         for each in rows:
             shown = each
             if self.left is not None:
@@ -196,7 +196,7 @@ class Printer:
     def _rendered(
         self, chunk: Chunk, name: TopicPartition
     ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """Return the text of records as uint8, and the position in it after each record as int64[records]."""
+        """Return the text of records as uint8[bytes], and the end of each record in the text as int64[records]."""
         import numpy as np
 
         from logfs.format.text.rendering import View, render

@@ -44,13 +44,16 @@ class OutputPipe:
         """Return how many of the written bytes the reader has taken out of the pipe."""
         if not self.is_pipe:
             return self.written
-        # If another process also writes to the pipe, its unread bytes count as ours. A record may then be consumed
-        # twice, but no record is lost.
+        # If another process also writes to the pipe, the unread bytes of both processes are subtracted. A record may
+        # then be consumed twice, but no record is lost.
         (unread,) = _INT.unpack(fcntl.ioctl(self._raw.fileno(), termios.FIONREAD, bytes(_INT.size)))
         return max(self.written - int(unread), 0)
 
     def await_reader(self, seconds: float) -> bool:
-        """Wait at most `seconds` until the reader has taken all bytes. Return False only if it exits before that."""
+        """Wait at most `seconds` until the reader has taken all bytes; return False if the reader exits before that.
+
+        Return True if the reader has taken all bytes, or if it still exists after `seconds`.
+        """
         end = time.monotonic() + seconds
         while self.taken() < self.written:
             if not has_reader():

@@ -67,8 +67,8 @@ class LogScan(Generic[T]):
         """Yield the parts.
 
         Raises `Gone` if files leave the log in `TRIES` attempts in a row, or if the partition was deleted and created
-        again. Raises `OffsetOutOfRange` if the files of a segment are replaced or moved after a part of it was
-        yielded.
+        again. Raises `OffsetOutOfRange` if the files of a segment are replaced or moved after a part of the segment
+        was yielded.
         """
         log, start, end = self.log, self._start, self._end
         by_record = False
@@ -78,7 +78,7 @@ class LogScan(Generic[T]):
             reader, before = log.reader, start
             try:
                 if start >= stop:
-                    # A partition that was moved has a new reader, whose generations begin anew.
+                    # Compare the reader, too: a moved partition has a new reader, whose generations begin anew.
                     if (reader, reader.generation) == seen or not rounds:
                         return
                     seen, rounds = (reader, reader.generation), rounds - 1
@@ -98,9 +98,9 @@ class LogScan(Generic[T]):
             except DamagedRange as damage:
                 self._report(str(damage))
                 start = max(damage.next_offset, start)
-                # Damage before a segment's first record covers no offsets, so `start` is the same as before the read,
-                # and another read in large pieces would meet the same damage. A read by record starts after the
-                # damage.
+                # Damage before the first record of a segment covers no offsets. Then `start` is the same as before
+                # the read, and another read in large pieces would meet the same damage. So read by record from now
+                # on: such a read starts after the damage.
                 by_record |= start == before
             except (Gone, FileNotFoundError):
                 # Another process has compacted or moved the partition.
@@ -158,9 +158,10 @@ def read_chunks(
 def read_text(
     reader: Reader, start: int, stop: int, view: View
 ) -> Iterator[tuple[int, bytes]] | None:
-    """Return the text of the records from `start` up to `stop` or the end of the segment with `start`.
+    """Return the text of the records from `start` up to `stop`, but not beyond the end of the segment with `start`.
 
-    The result is an iterator over pairs (offset, text), as `LogScan` requires, or None if the text may hide damage.
+    The result is an iterator over pairs (offset, text), as `LogScan` requires. It is None if a read of the text would
+    not notice damage in the segment.
     """
     segment = reader.log.state.segments_from(start)[0]
     if _may_hide_damage(segment, segment.size_bytes):
@@ -190,9 +191,9 @@ def _may_hide_damage(segment: Segment, size_bytes: int) -> bool:
     """Return whether a segment has damage that is not noticed when its text is read.
 
     A read of the text skips batches without text, such as control batches, and any damage beside them. If the text
-    has as many records as the segment has offsets, no batch was skipped or lost, and the result is False. Otherwise
-    the segment is searched for damage. A compacted segment (`segment.gaps`) is not searched, because offsets
-    are missing anyway.
+    has as many records as the segment has offsets, no batch was skipped or lost, and the result is False. It is also
+    False for a compacted segment (`segment.gaps`), in which missing offsets do not count as damage. Any other segment
+    is searched for damage.
 
     `size_bytes` is the present size of the segment. It is a parameter so that the result is not taken from the cache
     after the segment has grown.

@@ -208,7 +208,7 @@ class RecordSelector:
         )
 
     def rows(self, chunk: Columns | list[Record]) -> NDArray[np.int64]:
-        """Return which records of a chunk `admits` accepts: their indexes in it, ascending, as int64[matches]."""
+        """Return the indexes of the records of a chunk that `admits` accepts, ascending, as int64[matches]."""
         import numpy as np
 
         if isinstance(chunk, list):

@@ -28,10 +28,11 @@ _BYTES_OUT = "kafka_server_brokertopicmetrics_bytesout_total"
 class Row(NamedTuple):
     """One partition in the table. None stands for an unknown value.
 
-    `size` is the size of the log in bytes; `remote` is the part of it in the object store, for a tiered log. `start`
-    and `end` are the log start and end offsets. `records` (appended), `bytes_in` and `bytes_out` are rates per
-    second. `dirty` is the cleaner's dirty ratio, from 0 to 1, and `lag` the largest lag of a consumer group, in
-    offsets. `state` has words such as "offline" and "damaged", separated by commas, or is empty.
+    `size` is the size in bytes of the .log files in the partition's directory. For a tiered log, `remote` is the size
+    in bytes of the .log files in the object store. `start` and `end` are the log start and end offsets. `records`
+    (appended), `bytes_in` and `bytes_out` are rates per second. `dirty` is the cleaner's dirty ratio, from 0 to 1,
+    and `lag` the largest lag of a consumer group, in offsets. `state` has words such as "offline" and "damaged",
+    separated by commas, or is empty.
     """
 
     name: str
@@ -123,8 +124,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Show the table until `q` or Ctrl-C, or print it once.
 
-    Raises `InvalidSetting` for an option out of range, `InvalidStore` for a target that is neither a mount nor a log
-    directory, and for a missing target unless exactly one logfs is mounted.
+    Raises `InvalidSetting` for an option out of range, and the errors of `watch.source`.
     """
     if arguments.sort not in SORTS:
         raise InvalidSetting(f"--sort {arguments.sort!r}: give one of {', '.join(SORTS)}")
@@ -157,8 +157,8 @@ def rows(before: StoreSnapshot, after: StoreSnapshot, seconds: float) -> list[Ro
     lags: dict[tuple[tuple[str, str], ...], float] = {}
     for labels, lag in after.metrics.get("logfs_group_lag", {}).items():
         lags[labels[1:]] = max(lags.get(labels[1:], 0), lag)
-    # A read-only store cannot count appends, because another process makes them, so take the rates from the offsets
-    # and sizes.
+    # A read-only store cannot count appends, because another process makes them. So compute the rates from the log
+    # end offsets and the sizes.
     is_followed = bool(after.status["read_only"])
 
     found = []

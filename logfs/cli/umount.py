@@ -45,9 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Unmount, and wait until another process can open the store.
 
-    There is no wait with `--lazy`, or if the mount's daemon has already ended. The exit code is 3 if the daemon
-    continues because the filesystem is also mounted elsewhere: in another mount namespace, such as a container's, or
-    by a bind mount on another directory. The code is 1 if a log directory was left without its clean-shutdown marker.
+    There is no wait with `--lazy`, if the mount's daemon has already ended, or if its status cannot be read. The exit
+    code is 3 if the daemon continues because the filesystem is also mounted elsewhere: in another mount namespace,
+    such as a container's, or by a bind mount on another directory. The code is 1 if a log directory was left without
+    its clean-shutdown marker.
     Raises `InvalidStore` if no logfs is mounted at the mountpoint, or if pyfuse3 or trio is missing, and the errors
     of `unmount`.
     """
@@ -122,7 +123,7 @@ def _check_closed(status: dict[str, Any]) -> int:
     left = [
         path
         for path in status["log_dirs"]
-        # A process that has opened the directory since then has removed the marker.
+        # A process that has opened the directory after the unmount has removed the marker.
         if not os.path.exists(f"{path}/{CLEAN_SHUTDOWN}") and not _is_in_use(path)
     ]
     if status["unloaded"] and not status["offline"]:
@@ -176,7 +177,8 @@ def _wait(mount: MountEntry, pid: int, daemon: int) -> int:
 def _tell(mountpoint: str, daemon: int, others: dict[str, list[int]]) -> None:
     """Print, in one line, where the filesystem is still mounted. `daemon` is the process id of its daemon.
 
-    `others` maps each path where it is mounted to the ids of processes in other mount namespaces that see it there.
+    `others` has the paths at which the filesystem is mounted. It maps each path to the ids of the processes in other
+    mount namespaces that see the mount.
     """
     places = []
     for path, pids in sorted(others.items()):

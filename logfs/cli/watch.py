@@ -40,7 +40,7 @@ class Source(Protocol):
         """Return the present status and metrics of the store."""
 
     def close(self) -> None:
-        """Release the resources of the source, which is not used again."""
+        """Release the resources of the source. The caller must not use the source afterwards."""
 
 
 def parse_metrics(text: str) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:

@@ -1,7 +1,7 @@
 """The connections to a Kafka cluster, and the requests that a mirror and a push send to it.
 
 `fetch`, `epoch_ends` and `produce` send requests of the protocol through internal classes of kafka-python, because
-its public clients do not offer them. `pyproject.toml` (extra `mirror`) therefore allows only its 3.0 releases.
+its public clients do not offer them. Therefore `pyproject.toml` (extra `mirror`) allows only kafka-python 3.0.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class RemoteTopic:
 
 
 class Wanted(NamedTuple):
-    """One partition in a fetch request: its first `offset`, and two epochs that the broker compares with its own.
+    """One partition in a fetch request: the `offset` to fetch from, and two epochs for the broker to check.
 
     `leader_epoch` is the epoch of the partition's leader in the metadata of the cluster. `last_epoch` is the epoch of
     the batch before `offset`; if it is -1, the broker does not check whether the logs differ before `offset`.
@@ -105,7 +105,7 @@ class Wanted(NamedTuple):
 
 
 class Fetched(NamedTuple):
-    """The response for a partition: an error code, or raw batches, with the leader's log start and high watermark.
+    """The response for a partition: an error code or raw batches, and the leader's log start and high watermark.
 
     If the requester's log differs from the leader's before the requested offset, `diverging` is (epoch, end offset):
     an epoch of the leader's log, and the offset at which it ends there (kafka-storage 10.5). Otherwise it is None.
@@ -170,7 +170,7 @@ class EpochEnd(NamedTuple):
 
 
 class Cluster:
-    """Connections to the brokers of a cluster. A context manager, which any thread may use.
+    """Connections to the brokers of a cluster. This is a context manager. Any thread may call its methods.
 
     While a broker answers a fetch, other requests to it over the same connection wait. Methods raise `ClusterError`
     if the cluster cannot be reached, refuses the credentials or answers with an error. The parameter `node` of a
@@ -234,7 +234,7 @@ class Cluster:
         ]
 
     def settings(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
-        """Return the settings of each topic that are set on the topic or on the brokers: {topic: {name: text}}.
+        """Return for each topic the settings that are set on the topic or on the brokers: {topic: {name: text}}.
 
         Topics whose settings the user may not read are left out.
         """
@@ -504,7 +504,7 @@ class Cluster:
 
 
 def _uuid(text: object) -> uuid.UUID | None:
-    """Return the topic id that `text` gives; None if `text` is empty or zero, as from brokers before Kafka 2.8."""
+    """Return the topic id in `text`; None if it is empty or the zero UUID, as from brokers before Kafka 2.8."""
     found = uuid.UUID(str(text)) if text else uuid.UUID(int=0)
     return found if found.int else None
 
@@ -520,7 +520,10 @@ def _check_addresses(servers: str) -> None:
 
 
 def _check_names(servers: str) -> None:
-    """Raise `ClusterError` if no host of `servers` exists. kafka-python would repeat the lookup for 30 seconds."""
+    """Raise `ClusterError` if no host of `servers` exists.
+
+    Without this check, kafka-python would repeat the lookup for 30 seconds.
+    """
     reason = ""
     for each in servers.split(","):
         host = each.strip().rpartition(":")[0].strip("[]")

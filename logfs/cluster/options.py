@@ -33,7 +33,8 @@ def _one_of(*words: str) -> Callable[[str], str]:
     return parse
 
 
-# The options that may be set, each with the function that parses its text. It raises `ValueError` for a wrong text.
+# The options that may be set, each with the function that parses its text. The function raises `ValueError` for
+# a wrong text.
 _OPTIONS: Mapping[str, Callable[[str], Any]] = {
     "bootstrap_timeout_ms": _positive,
     "client_dns_lookup": _one_of("use_all_dns_ips", "resolve_canonical_bootstrap_servers_only"),
@@ -73,7 +74,7 @@ def read_options(path: Path | None) -> dict[str, Any]:
     try:
         told = parse_properties(path.read_bytes())
     except Corrupt as error:
-        # The message of `error` may quote a part of the malformed line, which may be a password.
+        # Do not show the message of `error`: it may quote a part of the malformed line, which may be a password.
         raise InvalidSetting(
             f"{path}: is not a properties file; each line must be NAME=VALUE"
         ) from error

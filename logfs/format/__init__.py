@@ -5,14 +5,14 @@ No module reads the clock. The only I/O is that of the cache of compiled kernels
 Each folder imports only from those below it in this list:
 
 - `tiered`: segments in an object store: metadata records, manifests, chunk indexes, names of objects.
-- `files`: the small files: checkpoints, producer snapshots, aborted transactions, key tables, the commit file.
-- `encoding`: sealed batches from lines, records and columns; Arrow data from columns; estimates of distinct keys.
+- `files`: the small files: checkpoints, producer snapshots, aborted transactions, key indexes, the commit file.
+- `encoding`: complete batches from lines, records and columns; Arrow data from columns; estimates of distinct keys.
 - `text`: records as text: lines with the values, or JSON envelopes.
 - `messages`: Kafka's generated messages, group records, control records.
 - `batches`: records, columns of records, compression, record batches and the older message formats.
 - `kernels`: the compiled loops over batches, keys and the text of records.
 - `base`: variable-length integers, times, file and directory names.
 
-The module `kernel_warmup`, which may import from all of them, compiles the kernels before their first use.
+The module `kernel_warmup`, which may import from all folders, compiles the kernels before their first use.
 docs/kafka-storage.md describes Kafka's formats, docs/format.md those of logfs. Begin with `batches.batch`.
 """

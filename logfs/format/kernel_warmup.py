@@ -1,4 +1,4 @@
-"""Compiles kernels before they are needed, so that no request has to wait for the compiler."""
+"""Compiles the kernels before their first use, so that no request has to wait for the compiler."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def warm_up() -> None:
     """Compile the kernels for reading, appending and compaction, or load them from numba's cache.
 
-    This takes at most a second if the cache has them, otherwise about twenty seconds.
+    This takes at most a second if the cache has the compiled kernels, otherwise about twenty seconds.
     """
     for _ in warm_up_steps():
         pass
@@ -74,7 +74,7 @@ def _compaction_steps(data: NDArray[np.uint8], rows: NDArray[np.int64]) -> Itera
     spans = np.ascontiguousarray(rows[:, SPAN_START:])
     slots = np.zeros((4, 3), np.uint64)
     secret = np.zeros(2, np.uint64)
-    # `OffsetMap.secret` is a read-only array, and numba compiles a separate version for read-only arguments.
+    # Make the array read-only, as `OffsetMap.secret` is: numba compiles a separate version for read-only arrays.
     secret.flags.writeable = False
     scratch = np.empty(compaction_kernels.SCRATCH_SHAPE, np.uint64)
     compaction_kernels.put_keys(data, spans, 0, secret, slots, 0, 3, scratch, np.uint64(0))

@@ -88,7 +88,7 @@ def note(path: Path, text: str) -> Finding:
 
 
 def _index_error(segment: Segment, path: Path, text: str) -> Finding:
-    """Return a finding that an index of a segment is wrong, with what to do about it."""
+    """Return a finding that an index of a segment is wrong. Its text ends with what to do about the index."""
     # No command can rebuild an index in a bucket.
     advice = (
         "; it was uploaded damaged, but lookups check it" if segment.disk.is_remote else _ADVICE
@@ -155,7 +155,7 @@ def audit(
     ):
         if isinstance(found, Damage):
             if found.end == segment.size_bytes:
-                # Damaged bytes do not show where their offsets end. At the segment's end, `next_offset` shows it.
+                # Damaged bytes do not tell at which offset they end. At the segment's end, its `next_offset` does.
                 found = found._replace(next_offset=max(found.next_offset, segment.next_offset))
             is_below = found.first_offset < log_start_offset >= found.next_offset
             tell = note if is_below else error
@@ -258,7 +258,8 @@ def _check_columns(
         firsts, lasts = (ends - counts)[filled], ends[filled] - 1
         edges = np.column_stack((columns.offsets[firsts], columns.offsets[lasts]))
         yield from _outside(segment, start, group[filled], edges)
-        # Records whose successor has no higher offset. Those at the end of a batch are left out below.
+        # Records whose successor has no higher offset. The last record of a batch is left out below, because its
+        # successor is in another batch.
         fails = np.flatnonzero(columns.offsets[1:] <= columns.offsets[:-1])
         batches = np.searchsorted(ends, fails, side="right")
         for number in np.unique(batches[ends[batches] - 1 > fails]).tolist():
@@ -307,7 +308,7 @@ class _IndexAudit:
     dtype: np.dtype[np.void]
     # The fields whose values rise from entry to entry, each with a value that the first entry must exceed. For a
     # position this is 0, because the first batch never has an entry (kafka-storage 3.3). `_take` selects entries by
-    # the first field.
+    # the first of these fields.
     rising: Sequence[tuple[str, int]]
     # Whether entries at the end of the index were left out.
     _is_cut_short = False
@@ -351,7 +352,7 @@ class _IndexAudit:
         raise NotImplementedError
 
     def _take(self, limit: int) -> NDArray[np.void]:
-        """Return the entries whose first `rising` field is below `limit`, except those of earlier calls."""
+        """Return the entries whose first `rising` field is below `limit`, without those that were returned before."""
         first, self._done = self._done, max(int(np.searchsorted(self._keys, limit)), self._done)
         return self.entries[first : self._done]
 
@@ -430,8 +431,8 @@ class _TimeIndexAudit(_IndexAudit):
         if len(rest) and not self.live and not self._is_cut_short:
             beyond = self.base_offset + int(rest["offset"][0])
             yield self._wrong(f"offset {beyond} is after the last batch")
-        # A closed segment has an entry with its greatest timestamp (kafka-storage 3.5). A writer that has just rolled
-        # may not have written it yet.
+        # A closed segment has an entry with its greatest timestamp (kafka-storage 3.5). If the segment is `live`, the
+        # writer may not have written this entry yet.
         told = int(self.entries["timestamp"][-1]) if len(self.entries) else -1
         if not self._is_cut_short and not self.live and told < self._largest:
             yield self._wrong(
@@ -495,8 +496,8 @@ def _sound_indexes(segment: Segment, *, live: bool) -> Generator[Finding, None, 
             continue
         held = kind(segment, index.path, index.file_bytes(), live=live)
         if live or isinstance(held, _TextIndexAudit):
-            # A crash may leave preallocated space at the end of a text index, and a broker that seals the segment
-            # later does not remove it.
+            # A live writer has not trimmed its indexes yet. A text index may have preallocated space even later: a
+            # crash may leave it, and a broker that seals the segment afterwards does not remove it.
             held.leave_out_room()
         if isinstance(held, _TextIndexAudit):
             damaged = segment.text_index.check_entries(held.entries.tobytes())

@@ -1,9 +1,9 @@
 """A copy of a partition in another directory, made while the log is in use, which then replaces the original.
 
 Sealed segments never change (rule 4 of docs/architecture.md) and the active segment only grows, so `catch_up` needs
-no lock. The caller of `complete` and `take_over` must hold the lock of the store's `Registry`, `Flusher.lock` and the
+no lock. The caller of `complete` and `take_over` must hold `PartitionRegistry.lock`, `Flusher.lock` and the
 partition's `lock`; for `take_over`, also `Disk.naming`. If retention, compaction or a truncation removes or changes a
-segment during the copy, its copy is removed or made again.
+segment during the copy, the segment's copy is removed or made again.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ class PartitionCopy:
         self._partition = partition
         self._disk = disk
         self._spend = spend
-        # The key is a segment and its `content`, an object that is replaced when the segment is truncated.
+        # How much of each segment is copied. The key is a segment and its `content`, an object that is replaced when
+        # the segment is truncated: the copy is then made again.
         self._copied: dict[tuple[Segment, object], _Copied] = {}
         # The copied files that belong to no segment, by name: the inode number, size and mtime of the original when
         # it was copied. None if a later change of the file may leave these values the same.
@@ -126,8 +127,8 @@ class PartitionCopy:
                     continue
                 # If the mtime is so recent that a change might not alter it, let the next call copy the file again.
                 self._others[name] = seen if is_settled else None
-                # Files of staged batches and of torn tails may be large. So call `spend`, which may stop the copy,
-                # but with 0 bytes.
+                # Files of staged batches and of torn tails may be large, so call `spend`, which may stop the copy.
+                # It counts the bytes of .log files only, so pass 0.
                 old = source.open(directory / name)
                 self._copy_bytes(
                     old, self.directory / name, 0, source.size(old), lambda _: self._spend(0)
@@ -252,7 +253,7 @@ class PartitionCopy:
     def take_over(self, directory: Path) -> list[Segment]:
         """Make the partition use the copy. The copy's directory must have been renamed to `directory` before.
 
-        Returns the segments of the original, and older segments of it that were deleted but that readers still use.
+        Returns the segments of the original, and those that it has dropped but that readers still hold.
         """
         partition = self._partition
         old = partition.local_segments

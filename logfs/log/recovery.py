@@ -5,9 +5,9 @@ right if replicas hold the data, but loses data on a single node. Here only a to
 (`_LogLoader._is_torn`): invalid bytes at the end of a segment that do not begin with a whole batch, in a log that was
 not closed properly. In the last segment, the first offset of these bytes must be at or above the recovery point. In
 an earlier segment, the next segment must begin at the offset after the last batch. A torn tail is kept in a `.torn`
-file, unless it is all zeros. Segments at the end without a batch are dropped if they begin at or after the recovery
-point and an offset is missing before them. Damage anywhere else stays where it is: reading its offsets raises
-`Corrupt`, and everything after it stays readable.
+file, unless it is all zeros. If the last segments have no batch, they are deleted if they begin at or after the
+recovery point and an offset is missing before them. Damage anywhere else stays where it is: reading its offsets
+raises `Corrupt`, and everything after it stays readable.
 
 For example, the offsets 0 to 19 are in the bytes 0 to 799 of the last segment, and 200 bytes of an unfinished batch
 follow. With a recovery point of 20, these 200 bytes are a torn tail, and the next append gets offset 20. With a
@@ -291,7 +291,8 @@ class _LogLoader:
         self.snapshots.drop_strays({segment.base_offset for segment in segments})
         if not self.start.is_clean or self.snapshots.offsets:
             return self.snapshots.restore(segments, log_start_offset, log_end_offset, self.now_ms)
-        # A clean close leaves a snapshot if the log ever had a producer, so this log had none.
+        # A clean close leaves a snapshot unless the log is empty. Without any snapshot, nothing is replayed, as in
+        # Kafka (kafka-storage 9.8).
         no_producers = Producers()
         for offset in [*(segment.base_offset for segment in segments[-2:]), log_end_offset]:
             self.snapshots.write_if_room(offset, no_producers)
@@ -373,10 +374,10 @@ class _LogLoader:
     def _drop_empty_end(self, segments: list[Segment]) -> None:
         """Drop trailing segments that hold no batch, if the log before them ends below their base offset.
 
-        Only segments at or above the recovery point are dropped; a read-only store drops them in memory. A power cut
-        can keep the new file of a roll and lose the unflushed end of the file before it, if another process has
-        synced the directory. The empty file does not prove that durable records are lost. Bytes that are not all zero
-        are kept in a `.torn` file.
+        Only segments at or above the recovery point are dropped: their files are deleted, but not in a read-only
+        store. A power cut can keep the new file of a roll and lose the unflushed end of the file before it, if
+        another process has synced the directory. So the empty file does not prove that durable records are lost. The
+        bytes of a dropped segment are kept in a `.torn` file, unless they are all zero.
         """
         while len(segments) > 1:
             before, last = segments[-2:]
@@ -439,11 +440,11 @@ class _LogLoader:
         """Recover the segments that need recovery; return the segments and the log end offset."""
         if not segments:
             return [], 0
-        # After a crash, segments below the recovery point are not checked. The segment that ends exactly at the
-        # recovery point is checked: its records were durable, but its indexes may lack the entries that a roll adds.
         if not self.start.closed:
             self._drop_empty_end(segments)
         snapshots = list(self.snapshots.offsets)
+        # After a crash, segments below the recovery point are not checked. The segment that ends exactly at the
+        # recovery point is checked: its records were durable, but its indexes may lack the entries that a roll adds.
         durable = len([s for s in segments[1:] if s.base_offset < self.start.recovery_point])
         first = len(segments) if self.start.is_clean else 0 if self.start.rebuild else durable
         if first < len(segments):
@@ -558,7 +559,8 @@ class _LogLoader:
                     self._cut(segment, found)
                     break
                 if is_last and found.end == size:
-                    # Offsets up to the recovery point were durable, so the damage extends at least to it.
+                    # Offsets below the recovery point were durable, and those of a properly closed log, too: the
+                    # damage extends at least to their end.
                     after = max(found.next_offset, self.start.recovery_point, self.closed_at)
                     found = found._replace(next_offset=after)
                 damaged.append(found)
@@ -574,7 +576,7 @@ class _LogLoader:
         segment.save_indexes(sync=sync)
         self.unsynced.append(segment)
         if not is_last:
-            # There may be more segments than a process may have files open.
+            # Close the files now: a log may have more segments than a process may have open files.
             segment.close()
         self.producers_end = builder.end
         self.snapshots.write_if_room(builder.end, self.producers)

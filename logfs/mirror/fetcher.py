@@ -26,7 +26,8 @@ _LONGEST_PAUSE_SECONDS = 5.0
 # If an answer has at least this many bytes of batches for one partition, the next fetch is sent before the answer is
 # appended.
 _MANY_BYTES = 1 << 18
-# How often the thread looks for partitions while its broker leads none.
+# The pause between two looks for partitions to fetch, while there are none: because the broker leads none, or because
+# all wait after an error or have reached their goal.
 _IDLE_SECONDS = 0.1
 
 
@@ -69,7 +70,7 @@ class Fetcher:
         return 0.0 if since is None else time.monotonic() - since
 
     def stop(self) -> None:
-        """Tell the thread to end as soon as its present fetch is answered. Return at once."""
+        """Tell the thread to end as soon as its present fetch is answered. Does not wait for the end: `join` does."""
         self._stopped.set()
 
     def join(self) -> None:

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# How often the topics, their leaders and settings, and the groups are read from the cluster.
+# How long the mirror waits between two reads of the topics, their leaders and settings, and the groups from the
+# cluster.
 _METADATA_SECONDS = 5.0
 _TICK_SECONDS = 0.1
 # A partition with this many unflushed bytes is flushed, to bound the bytes that are fetched again after a power cut.
@@ -60,7 +61,7 @@ class MirrorProgress(NamedTuple):
 
 
 class Mirror:
-    """Copies topics of a cluster into a store, and keeps the copies current. Leaving the context ends the threads.
+    """Copies topics of a cluster into a store, and keeps the copies current. A context manager, which calls `close`.
 
     The mirror sets `logfs.mirror.source` of each copy to the id of the cluster. While a topic has this setting, only
     the mirror can append to it. The command `logfs promote` removes the setting, to make the copy an ordinary topic.
@@ -89,7 +90,7 @@ class Mirror:
         self._past_bytes = 0
         # The problems in the progress that was reported last. If they are unchanged, they are not logged again.
         self._told: Mapping[str, str] = {}
-        # The names of the store's partitions by topic, as of the last refresh.
+        # For each topic, the names of its partitions in the store at the last refresh.
         self._homes: dict[str, list[str]] = {}
         # The ids of the topics whose copies were found to have the same id as the topic in the cluster.
         self._known_ids: dict[str, uuid.UUID] = {}
@@ -287,7 +288,8 @@ class Mirror:
                 topic.name,
             )
         if settings is None and topic.name not in self._homes:
-            # The settings are unknown. The default of retention.ms would delete records that are older than a week.
+            # The settings are unknown, so let the copy keep all records: with the default of retention.ms, the store
+            # would delete records that are older than a week.
             store.settings.set_topic(topic.name, RETENTION_MS, "-1")
         for number, (leader, leader_epoch) in topic.leaders.items():
             name = TopicPartition(topic.name, number).directory
@@ -331,7 +333,7 @@ class Mirror:
                 self._past_bytes += self._partitions.pop(name.directory).fetched_bytes
 
     def _follow_settings(self, topic: str, settings: Mapping[str, str]) -> None:
-        """Give a topic the settings that it has in the cluster, except those that logfs lacks or sets itself."""
+        """Give a topic the settings that it has in the cluster, except `_OWN_SETTINGS` and those unknown to logfs."""
         here = self._store.settings
         wanted = {
             name: text
@@ -340,6 +342,7 @@ class Mirror:
         }
         if wanted.get("cleanup.policy") == "":
             # In Kafka, an empty policy means that nothing is deleted. In a store, an empty value means the default.
+            # So set the policy `delete`, with no limit above which records are deleted.
             wanted |= {"cleanup.policy": "delete", RETENTION_MS: "-1", "retention.bytes": "-1"}
         changes: dict[str, str | None] = {
             name: wanted.get(name)

@@ -37,13 +37,14 @@ _LONGEST_PAUSE_SECONDS = 5.0
 class PartitionMirror:
     """The copy of one partition, and what is known of its source, the log of the partition's leader in the cluster.
 
-    Only one thread at a time may use it, but any thread may call `flush`. `leader` is the node id of the leader, -1
-    if there is none. `high_watermark` is the source's end for consumers, -1 as long as it is unknown. `goal` is the
-    offset at which the mirroring stops, None if it goes on for ever. `problem` is the present error, or "".
+    The thread of the leader's `Fetcher` calls `compare` and `take`. Meanwhile, the thread of `Mirror.run` may call
+    `follow`, `fail` and `flush`. `leader` is the node id of the leader, -1 if there is none. `high_watermark` is that
+    of the source, -1 as long as it is unknown. `goal` is the offset at which the mirroring stops, None if the
+    mirroring has no end. `problem` is the present error, or "".
     """
 
     def __init__(self, store: Store, partition: Partition, source: str) -> None:
-        """Mirror into `partition`, whose `logfs.mirror.source` is `source`."""
+        """Prepare to mirror into `partition`. `source` is the value of its topic's setting `logfs.mirror.source`."""
         self.partition = partition
         self._source = source
         self.leader = -1
@@ -58,7 +59,7 @@ class PartitionMirror:
         self._not_before = 0.0
         self._pause = _FIRST_PAUSE_SECONDS
         self._failing_since: float | None = None
-        # Whether it is known that, up to the end of the copy, the copy and the leader's log have the same records.
+        # Whether the copy is known to agree with the leader's log: both have the same records up to the copy's end.
         self._agrees = False
         self._store = store
 
@@ -74,7 +75,7 @@ class PartitionMirror:
 
     @property
     def lag(self) -> int:
-        """How many offsets the copy is behind its source; 0 as long as the end of the source is unknown."""
+        """How many offsets the copy is behind the source's high watermark; 0 as long as that is unknown."""
         return max(self.high_watermark - self.partition.log_end_offset, 0)
 
     @property
@@ -206,7 +207,8 @@ class PartitionMirror:
         if found.error != NONE:
             return self._failed(found.error)
         if found.diverging is not None:
-            # Drop nothing yet. `compare` does it, after it has checked that the topic was not created again.
+            # Drop nothing yet. `compare` drops the records, after it has checked that the topic was not created
+            # again.
             self._agrees = False
             return True
         self._agrees = True

@@ -41,7 +41,7 @@ class RunningRequest:
         self._is_cancelled = True
 
     def report(self, done: int, total: int) -> None:
-        """Add a line to the answer: `done` of `total` bytes are done. The lines are at least 0.2 s apart.
+        """Add a line with the progress, `done` of `total` bytes, unless one was added less than 0.2 s ago.
 
         Raises `RequestInterrupted` after `cancel`.
         """
@@ -68,7 +68,7 @@ class AdminRequests:
     ) -> RunningRequest:
         """Start a request in a worker thread, and return its `RunningRequest`.
 
-        If the request succeeds, `done` is called in the worker thread before the result is in the answer.
+        If the request succeeds, the worker thread calls `done`, and then adds the result to the answer.
 
         Raises `OSError` (EAGAIN) if no worker thread runs and none can be started.
         """

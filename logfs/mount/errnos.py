@@ -58,6 +58,7 @@ ERRNO: dict[type[Exception], int] = {
     MemoryError: errno.ENOMEM,
 }
 
+# The number of errors that `ErrorLog` keeps.
 _KEPT = 1000
 # Lines of `.logfs/errors` are cut to this number of characters.
 _LONGEST = 4000
@@ -73,6 +74,7 @@ def errno_of(error: BaseException) -> int:
     return errno.EIO
 
 
+# Errnos of ordinary answers, which `ErrorLog` does not record.
 _EVERYDAY = frozenset({errno.ENOENT, errno.ESTALE})
 
 
@@ -85,10 +87,10 @@ class ErrorLog:
         self.count = 0
 
     def note(self, path: str, error: BaseException) -> int:
-        """Record an error that a caller of `path` gets, and return its errno.
+        """Record the error of a request for `path`, and return the errno that the caller gets.
 
         ENOENT and ESTALE are not recorded: ENOENT is an ordinary answer, and ESTALE makes the kernel repeat a lookup.
-        An unexpected error is logged with its traceback: it is a bug, and must not end the mount.
+        An unexpected error is a bug, so it is also logged, with its traceback.
         """
         number = errno_of(error)
         known = isinstance(error, OSError) or any(kind in ERRNO for kind in type(error).__mro__)

@@ -7,10 +7,10 @@ taken the page of a file of 4,000 bytes, with 96 zeros at its end. A line of 50 
 told the size 4,050. The reader then sees 50 zeros as data. While several open files share a kernel inode, no order of
 the daemon's answers can prevent this. Therefore:
 
-- A kernel inode belongs to one open file. A lookup returns the last inode of the name if this inode is closed, is not
-  reserved for another thread, and has the size that the kernel was told: its pages then serve the next reader.
-  Otherwise, the lookup returns a new inode. An open of an inode that is open already fails with ESTALE, and the
-  kernel repeats the lookup.
+- A kernel inode belongs to one open file. A lookup returns the last inode of the name if this inode is closed and not
+  reserved for another thread, and the file still has the size that the kernel was told: the kernel's pages of this
+  inode then serve the next reader. Otherwise, the lookup returns a new inode. An open of an inode that belongs to an
+  open file fails with ESTALE, and the kernel repeats the lookup.
 - If only one thread can use the open file, as with `tail -f`, the answer to the thread's GETATTR has the larger size
   at once (`grow`): the thread cannot ask for the size and read at the same time. This happens on the trio thread.
 - If other threads or processes may share the descriptor, a worker thread first drops the kernel's pages. Then it
@@ -24,7 +24,8 @@ that are in flight, and a reader that waits for such an answer uses the previous
 size only if the previous size is equally valid, that is, if all of the following hold:
 
 - The kernel was told the size at least `CONFIRMED_SECONDS` ago, and the size has not changed since.
-- The size is not told by a lookup: the attributes cannot be invalidated while the lookup is in progress.
+- The size is in the answer to a GETATTR: attributes in the answer to a LOOKUP cannot be invalidated while the LOOKUP
+  is in progress.
 - The thread that has the file open is alone, so no other thread reads without asking for the size.
 - Only writers of `append` and `.logfs/admin` make the log grow. This excludes the logs of committed offsets and of
   remote segments, which have many sources of appends, the logs that mirror a cluster, and all logs while a commit of
@@ -33,7 +34,8 @@ size only if the previous size is equally valid, that is, if all of the followin
 The kernel never keeps the sizes of segment files, of the text of a topic, of ranges that are complete when they are
 looked up, and of files in a read-only store. Files of the active segment, and texts opened by a thread that this
 process cannot watch, use direct_io. The rules above hold for these files, too, because splice and sendfile use the
-kernel's page cache even with direct_io. The mount does not implement FUSE's POLL.
+kernel's page cache even with direct_io. The mount does not implement FUSE's POLL, so poll(2) does
+not wait for growth.
 """
 
 from __future__ import annotations
@@ -67,7 +69,7 @@ _WAITING = 256
 _STOP_SECONDS = 20.0
 # The pause (seconds) between two checks of whether a call of `_grow_for_all` is in progress.
 _STOP_POLL_SECONDS = 0.01
-# If more threads than this have asked about an inode, the threads that have ended are forgotten.
+# If more threads than this have asked about an inode, threads that `/proc` does not show are forgotten.
 _MOST_THREADS = 64
 
 
@@ -83,7 +85,7 @@ class _KnownSize:
         self.threads: set[int] = set()
         # The thread that opened the file when no handle was open, and the threads that have asked about it since.
         self.since_open: set[int] = set()
-        # The thread for which the inode is reserved, because it was told to repeat its lookup; None if there is none.
+        # The thread that was told to repeat its lookup, and for which the inode is reserved; None if there is none.
         self.reserved_for: int | None = None
         # Held while the size grows for threads that share the inode.
         self.growing = trio.Lock()
@@ -231,7 +233,7 @@ def _grow_for_all(node: GrowingFile, size: int, threads: set[int]) -> None:
     threads = threads | {handle.opener for handle in [*node.handles]}
     sharers.wait_until_outside(sharers.sharers_of(threads))
     # An answer to a GETATTR would not be enough: the kernel ignores the size in it if another answer about the inode
-    # has arrived since the request. A last byte that is stored in the page cache always makes the file larger.
+    # has arrived since the request. A byte stored in the page cache beyond the kernel's size always raises this size.
     with suppress(LogfsError, OSError):
         # LogfsError: the end of a text view is damaged. OSError: the kernel has forgotten the inode.
         pyfuse3.notify_store(pyfuse3.InodeT(node.inode), size - 1, node.byte_at(size - 1))

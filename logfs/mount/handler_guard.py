@@ -1,8 +1,8 @@
 """The error boundary: a handler returns a value of the right type or raises an errno, and nothing else.
 
 pyfuse3 catches only `FUSEError`, and passes to C whatever a handler returns. Any other exception, or None in place of
-bytes, would end the mount for all users. `guarded` therefore wraps every handler of `Operations`, including those
-that a later version may add.
+bytes, would end the mount for all users. `guarded` therefore wraps every handler of `Operations`, also those that a
+later version of pyfuse3 may add.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RequestCounts:
         self.errors: Counter[int] = Counter()
 
 
-# The `RequestCounts` by name of the handler. They are of one mount, because pyfuse3 serves only one in a process.
+# The counts of each handler by its name. They belong to one mount, because pyfuse3 serves one mount in a process.
 REQUESTS: dict[str, RequestCounts] = {}
 
 # The type that each handler must return. Handlers that are not listed return None.
@@ -125,5 +125,5 @@ def _errno(operations: Any, name: str, arguments: tuple[Any, ...], error: Except
         number = int(operations.failed(name, arguments, error))
     except Exception:
         return errno.EIO
-    # The kernel does not pass on a number that is not an errno.
+    # Answer with EIO in place of a number that no caller can interpret.
     return number if number in errno.errorcode else errno.EIO

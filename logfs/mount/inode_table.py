@@ -30,16 +30,16 @@ N = TypeVar("N", bound=NumberedNode)
 # this, the kernel is asked to forget the names of the oldest, so that a scan of a million offsets does not leave a
 # million nodes in the table.
 _MOST_EVICTABLE = 20_000
-# How many names the kernel is asked to forget at a time. With fewer, pyfuse3's notification thread would be woken
-# more often, which takes as long as a lookup each time.
+# How many names the kernel is asked to forget at a time. With fewer names at a time, pyfuse3's notification thread
+# would be woken more often, and each wake-up takes as long as a lookup.
 _EVICTED = 256
 
 
 class InodeTable(Generic[N]):
     """The nodes by inode number. Only the trio thread uses it (architecture.md, rule 6).
 
-    A node gets its number before its first entry is sent to the kernel. The table keeps the node until the kernel has
-    forgotten every lookup of it.
+    A node gets its inode number before the kernel gets the first answer about it. The table keeps the node until the
+    kernel has forgotten every lookup of the node.
     """
 
     def __init__(self, root: N, root_inode: int) -> None:
@@ -73,7 +73,7 @@ class InodeTable(Generic[N]):
             self._next_inode += 1
 
     def remember(self, node: N) -> list[N]:
-        """Count a lookup of a node whose entry is sent to the kernel.
+        """Count one more lookup of a node. The caller sends the kernel an answer that contains the node.
 
         Returns the nodes whose names the caller should ask the kernel to forget; empty unless the table has too many
         evictable nodes.

@@ -27,6 +27,7 @@ _SECONDS = 5.0
 # The most open connections. Further clients wait in the kernel, where they use no descriptor that a log may need.
 _CONNECTIONS = 8
 _MOST_HEADER_BYTES = 16 << 10
+# The pause after a connection could not be accepted.
 _PAUSE_SECONDS = 0.1
 
 
@@ -89,7 +90,10 @@ async def _read_header(stream: trio.SocketStream) -> bytes:
 
 
 async def _answer(header: bytes, metrics: Metrics) -> bytes:
-    """Return the whole HTTP response to a request. Only GET and HEAD of `/metrics` have a content."""
+    """Return the whole HTTP response to a request.
+
+    GET of `/metrics` gets the metrics, and HEAD only their header. Any other request gets an error.
+    """
     first, *lines = header.decode("latin-1").split("\r\n")
     method, _, rest = first.partition(" ")
     path, _, version = rest.partition(" ")

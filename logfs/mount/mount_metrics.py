@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 
 def metrics_of(context: Context, as_openmetrics: bool = False) -> bytes:
-    """Return all metrics of a mount in Prometheus' text format, or as OpenMetrics. Raises `WouldBlock`."""
+    """Return all metrics of a mount in Prometheus' text format, or as OpenMetrics.
+
+    Raises `WouldBlock` in a thread that must not wait for the disk.
+    """
     more = () if context.mirror is None else context.mirror.families()
     own = _families(context.errors)
     return metrics(context.store, [*own, *more], as_openmetrics=as_openmetrics)

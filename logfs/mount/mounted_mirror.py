@@ -21,12 +21,13 @@ logger = logging.getLogger(__name__)
 
 # The timeout is short, because an unmount waits until an attempt to reach the cluster ends.
 _BOOTSTRAP = {"bootstrap_timeout_ms": 3000}
+# The first and the longest pause before the mirror restarts. Each failed restart doubles the pause.
 _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 30.0
 
 
 class MirrorOptions(NamedTuple):
-    """The options of a mirror: the addresses of the cluster, the topics, and the options of the connection."""
+    """The options of a mirror: the brokers' addresses, a pattern of topic names, the options of the connection."""
 
     servers: str
     topics: re.Pattern[str]

@@ -206,7 +206,7 @@ def start_notifier() -> None:
     Raises `OSError` (EAGAIN) if the thread cannot be started.
     """
     try:
-        # The first notification starts the thread. No lookup returns this name, so the kernel has nothing to forget.
+        # The first notification starts the thread. No file has this name, so the kernel has nothing to forget.
         name = pyfuse3.FileNameT(b".logfs.none")
         pyfuse3.invalidate_entry_async(pyfuse3.ROOT_INODE, name, ignore_enoent=True)
     except RuntimeError as error:

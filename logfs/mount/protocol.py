@@ -86,8 +86,9 @@ class Operations(Handlers[Node]):
     def failed(self, name: str, arguments: tuple[Any, ...], error: Exception) -> int:
         """Record an error and return its errno. Except for ENOENT, count failed appends and reads in the metrics.
 
-        Any failed request on an `append` file counts as an append. A failed LOOKUP, GETATTR, OPEN or READ counts
-        as a read if its node is a record, a text of a partition, or a directory in a partition directory.
+        Any failed request on an `append` file counts as an append. A failed GETATTR, OPEN or READ counts as a read if
+        its node is a record, a text of a partition, or a directory in a partition directory. A failed LOOKUP counts
+        as a read if it looks up a name in such a directory.
         """
         number = super().failed(name, arguments, error)
         node = self._node_of(name, arguments)
@@ -150,7 +151,7 @@ class Operations(Handlers[Node]):
     # The methods from here on handle requests about nodes and attributes.
 
     def _remember(self, node: Node) -> None:
-        """Count a lookup of a node whose entry is sent to the kernel.
+        """Count one more lookup of a node. The caller sends the kernel an answer that contains the node.
 
         If the kernel then has more evictable names than allowed, ask the kernel to forget the oldest of them.
         """
@@ -373,7 +374,8 @@ class Operations(Handlers[Node]):
         if not isinstance(node, FileNode):
             raise refuse(errno.EISDIR, f"{node.path}: is a directory")
         if isinstance(node, PartitionAccess):
-            # Refuse the open if the log directory has failed: the kernel could answer reads from its page cache.
+            # Refuse the open if the log directory has failed. After an open, the kernel could answer reads from its
+            # page cache, and the caller would not learn of the failure.
             node.modes.check_available()
         if isinstance(node, GrowingFile) and not self._sizes.may_open(node, ctx.pid):
             # At ESTALE the kernel looks the name up again.
@@ -409,8 +411,8 @@ class Operations(Handlers[Node]):
     async def read(self, fh: int, off: int, size: int) -> bytes:
         position, handle = off, self._handles[fh]
         found = await self._run(handle.read, position, size)
-        # An administrative request may have appended records. The kernel must forget the old sizes of the files
-        # before the caller gets the answer, which says so.
+        # The answer may be that of an administrative request that has appended records. The kernel must forget
+        # the old sizes of files before the caller reads in the answer that the records are in the log.
         self._grown(handle)
         return found
 
@@ -441,7 +443,8 @@ class Operations(Handlers[Node]):
     async def flush(self, fh: int) -> None:
         """Refuse with ENOSYS, after which the kernel sends no more FLUSH requests.
 
-        FLUSH means that one of perhaps several descriptors was closed. That ends no line and makes nothing durable.
+        FLUSH means that one descriptor of an open file was closed. Nothing has to be done then: other descriptors may
+        be open, so the close does not end an unfinished line, and a close makes nothing durable.
         """
         raise pyfuse3.FUSEError(errno.ENOSYS)
 
@@ -450,7 +453,8 @@ class Operations(Handlers[Node]):
         try:
             await self._change(handle.release)
         except Exception as error:
-            # The answer to a RELEASE reaches no caller, so the error is recorded here, while its path is known.
+            # The answer to a RELEASE reaches no caller, so only `.logfs/errors` can show the error. Record it before
+            # the handle is removed: the handle has the path of the file.
             self._errors.note(handle.node.path, error)
         finally:
             self._grown(handle)
@@ -469,7 +473,7 @@ class Operations(Handlers[Node]):
 
     async def getxattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> bytes:
         if not name.startswith(b"user.logfs."):
-            # The kernel asks for `security.*` very often, and no node has such an attribute.
+            # The kernel asks for `security.*` very often, so answer at once: no node has such an attribute.
             raise pyfuse3.FUSEError(errno.ENODATA)
         found = await self._run(self._inodes.node(inode).xattrs, _caller(ctx))
         try:

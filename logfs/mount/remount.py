@@ -42,6 +42,7 @@ _ATIME = ("noatime", "relatime", "strictatime")
 
 # Options that take effect only when the filesystem is mounted: a remount cannot change them.
 _FIXED = frozenset({"allow_other", "isolation", "linger_ms", "sync", "dirsync", "write_behind"})
+# Options that a remount can change. Every mount of logfs has nosuid and nodev, so a remount cannot change these two.
 CHANGEABLE = frozenset({*_FLAGS, *_OPPOSITE} - {"nosuid", "nodev"})
 
 

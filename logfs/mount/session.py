@@ -54,6 +54,7 @@ logger = logging.getLogger(__name__)
 # The most requests that are served at the same time. With pyfuse3's default of 99, 120 readers of a slow disk delayed
 # an unrelated stat for seconds. At most 384 requests have threads to wait for an object store; the others queue.
 _MAX_TASKS = 4000
+# The usual and the longest pause between two runs of an upkeep task.
 _UPKEEP_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 60.0
 # The pause before the next attempt to load partitions, if some could not be loaded for lack of file descriptors.
@@ -290,7 +291,7 @@ async def _stop(operations: Operations, stop_wanted: Callable[[], Awaitable[None
 
 
 async def _announce(store: Store, mountpoint: Path, ready: Callable[[], None]) -> None:
-    """Call `ready` once the mount answers a `stat`. A worker thread waits for the answer; this thread gives it."""
+    """Call `ready` once the mount answers a `stat`. A worker thread calls `stat`, because this thread answers it."""
     await run_in_thread(os.stat, mountpoint)
     start_notifier()
     await run_in_thread(_raise_read_ahead, mountpoint)

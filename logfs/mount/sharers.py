@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 # path at the first check. A thread that computes all the time needs many checks.
 _FIRST_PAUSE_SECONDS = 0.0005
 _LONGEST_PAUSE_SECONDS = 0.004
-# The kernel updates the CPU time of a thread at timer ticks, which are at most 10 ms apart. So the time that is added
-# after the first check may be from before the check. More than 30 ms prove that the thread has run since the check.
+# The kernel updates the CPU time of a thread at timer ticks, which are at most 10 ms apart. So CPU time that is added
+# after the first check may be from before it. If more than 30 ms are added, the thread has run since the first check.
 _ACCOUNTING_NS = 30_000_000
 _STATUS = re.compile(
     rb"State:\t(?P<state>.).*^Threads:\t(?P<threads>\d+).*^voluntary_ctxt_switches:\t(?P<switches>\d+)",

@@ -30,6 +30,7 @@ _STARTED_FIRST = 24
 # A thread that was started later, for a burst of requests, ends after this time without work. This is also the
 # longest time for which `start` waits until its threads run.
 _IDLE_SECONDS = 10.0
+# The pause before the next attempt to wake a task, if there was no memory for the last attempt.
 _RETRY_SECONDS = 0.01
 
 
@@ -47,7 +48,7 @@ class _ThreadJob:
         self.error: BaseException | None = None
 
     def run(self) -> None:
-        """Do the job in this thread, then wake the task."""
+        """Do the job in this thread, then wake the task that waits for it."""
         try:
             self.result = self.work(*self.arguments)
         except BaseException as error:
@@ -154,8 +155,8 @@ class _Pool:
 
 
 _pool = _Pool()
-# Calls that may wait for the network have threads of their own, started when they are needed: a call that hangs keeps
-# its thread.
+# Calls that may wait for the network have threads of their own, started when they are needed. A call that hangs keeps
+# its thread, which must not be one of the threads that serve all other requests.
 _fetching_pool = _Pool()
 
 

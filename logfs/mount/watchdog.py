@@ -1,9 +1,9 @@
 """A process that aborts the FUSE connection of a mount whose daemon was killed.
 
 A thread of the daemon may wait in the kernel for a page that a reader has locked, while the reader waits for an
-answer of the daemon. If the daemon is killed then, this thread cannot be interrupted and keeps the connection open:
-the mount and all of its readers would hang until the connection is aborted. The kernel signals the watchdog process
-when the daemon's main thread dies.
+answer of the daemon. If the daemon is killed in this state, the thread cannot be interrupted and keeps the connection
+open: the mount and all of its readers would hang until the connection is aborted. The kernel signals the watchdog
+process when the daemon's main thread dies.
 """
 
 from __future__ import annotations

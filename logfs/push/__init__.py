@@ -4,10 +4,11 @@ A topic keeps its batches and offsets if brokers accept them unchanged (`obstacl
 Otherwise its records can be sent in new batches with new offsets (`translation`). A file then maps the old offsets to
 the new ones (`translation_map`). In this package "here" means in the store, and "there" in the cluster.
 
-- `push`: the batches, settings and groups, in order. Begin here.
+- `push`: sends the batches of topics, then sets their settings, then commits the offsets of groups. Begin here.
 - `plan`: how each topic is sent, and from which offset on, also after an interrupted push.
 - `obstacles`: why a partition cannot be pushed byte for byte.
-- `exact_push`: the batches of a partition as they are.
-- `translation`: the records of a topic in new batches. `translation_map`: the file with their old and new offsets.
-- `sender`: sends batches to the brokers, each exactly once.
+- `exact_push`: reads the batches of a partition, to send them unchanged.
+- `translation`: puts the records of a topic into new batches. `translation_map`: the file with the old and new
+  offsets of these records.
+- `sender`: sends batches to the brokers, each batch exactly once.
 """

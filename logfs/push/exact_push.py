@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from logfs.format.batches.batch import Batch
     from logfs.log.read.reader import Reader
 
-# The bytes of a batch that have the leader epoch. The leader in the cluster sets it; the CRC does not cover it
-# (kafka-storage 2.1).
+# The positions of the leader epoch in the bytes of a batch. The leader in the cluster sets the leader epoch of every
+# batch, without a new CRC (kafka-storage 2.1). So the leader epoch is ignored when two batches are compared.
 _LEADER_EPOCH = slice(12, 16)
 
 
@@ -32,7 +32,8 @@ def first_offset(reader: Reader) -> int:
 def exact_batches(reader: Reader, offset: int, end: int) -> Iterator[Sequence[Outgoing]]:
     """Yield the batches that contain the offsets [offset, end), as lists of one batch.
 
-    `offset` must be the base offset of a batch. The bytes to send have the base offset 0, as a producer's batches do.
+    `offset` must be the base offset of a batch. In the bytes to send, the base offset of each batch is 0, as in the
+    batches of any producer.
     """
     topic, number = reader.name
     for batch in reader.batches(max(offset, reader.log_start_offset), end):
@@ -47,7 +48,7 @@ def holds_last_batch(reader: Reader, end: int, theirs: bytes) -> bool:
 
     Different leader epochs do not count as a difference.
     """
-    # If the log start offset is inside of a batch, `end` - 1 may be below it. Reads below the log start offset fail.
+    # Reads below the log start offset fail. If the log start offset is inside of a batch, `end` - 1 may be below it.
     offset = max(end - 1, reader.log_start_offset)
     ours: Batch | None = next(iter(reader.batches(offset)), None)
     if ours is None or ours.header.next_offset != end:

@@ -54,7 +54,7 @@ def find_obstacles(
             expected = header.next_offset
             report(header.size_bytes)
         if expected < end:
-            # No batch has the last offsets before the log end.
+            # The last offsets before the log end are in no batch, so they are missing.
             found.setdefault(_GAPS, (expected, 1))
     except Corrupt as error:
         return Obstacles([], f"{error}; 'logfs check' shows the damage")

@@ -54,9 +54,9 @@ class TopicPlan:
     unchanged; `refusals` say why the topic cannot be pushed at all. `is_translated` means that the records are sent
     in new batches with new offsets. `sent_records` counts the records sent.
 
-    `partitions` is the number of partitions in the cluster after the push. `there` maps each of them to its log end
-    offset in the cluster, and is updated during the push. `sent_up_to` maps each local partition to the local offset
-    at which the push begins, and `ends` maps each local partition to its local log end offset.
+    `partitions` is the number of partitions in the cluster after the push. `there` maps each partition in the cluster
+    to its log end offset there, and is updated during the push. `sent_up_to` maps each local partition to the local
+    offset at which the push begins, and `ends` maps each local partition to its local log end offset.
     """
 
     name: str
@@ -88,7 +88,7 @@ class TopicPlan:
 
     @property
     def left(self) -> int:
-        """The number of offsets left to push. If `is_translated`, it is an upper bound: some may have been pushed."""
+        """The number of offsets left to push. If `is_translated`, some of these may have been pushed already."""
         return sum(self.ends[number] - sent for number, sent in self.sent_up_to.items())
 
 

@@ -121,7 +121,7 @@ class Push:
                 )
 
     def _prepare(self, plan: TopicPlan) -> None:
-        """Create a topic with the settings `FOR_PUSHING`. Set them on an existing topic if there is more to push."""
+        """Create a topic with its settings and `FOR_PUSHING`. If it exists, set `FOR_PUSHING` if records are left."""
         settings = {**plan.settings, **FOR_PUSHING}
         if plan.remote is None:
             create_topic(self._sender, plan, self._replicas, settings)
@@ -132,7 +132,7 @@ class Push:
         self._sender.ask(partial(Cluster.alter_settings, topic=plan.name, changes=changes))
 
     def _streams(self, plan: TopicPlan) -> Iterator[Iterator[Sequence[Outgoing]]]:
-        """Yield iterators over the batches to send: one for each partition, or one for a translated topic."""
+        """Yield iterators over the batches to send: one for each partition, or one in all for a translated topic."""
         if not plan.is_translated:
             for each in plan.readers:
                 yield exact_batches(
@@ -143,7 +143,7 @@ class Push:
         yield Translation(self._store.topic(plan.name), plan.there, self._map).batches()
 
     def _send(self, plans: Sequence[TopicPlan], report: Callable[[PushProgress], object]) -> None:
-        """Send the batches of the topics. The next batch of a partition is read once the previous one is sent."""
+        """Send the batches of the topics. The next batch of a partition is read after the previous one was sent."""
         streams = [stream for plan in plans for stream in self._streams(plan)]
         by_name = {plan.name: plan for plan in plans}
         total = sum(each.size_bytes for plan in plans for each in plan.readers)
@@ -168,7 +168,8 @@ class Push:
     def _finish(self, plan: TopicPlan) -> None:
         """Give a topic in the cluster the settings that it has in the store.
 
-        Unless its records got new offsets, also delete the records in the cluster below the local log start offsets.
+        Unless the topic's records got new offsets, also delete the records in the cluster that are below the local
+        log start offsets.
         """
         reset = {name: None for name in FOR_PUSHING if name not in plan.settings}
         self._alter(plan, {**plan.settings, **reset})

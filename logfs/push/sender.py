@@ -140,7 +140,7 @@ class Sender:
     def last_batch(self, place: Place, end: int) -> bytes:
         """Return the bytes of the batch that contains the offset `end` - 1, and of batches after it.
 
-        Returns empty bytes if this offset is outside of the log. Raises `ClusterError` if the fetch fails otherwise.
+        Returns empty bytes if this offset is outside of the log. Raises `ClusterError` for any other error.
         """
 
         def fetch(cluster: Cluster) -> Fetched:
@@ -156,7 +156,7 @@ class Sender:
         return found.records
 
     def _reconnect(self) -> None:
-        """Connect again: the client does not reconnect by itself after all brokers were unreachable."""
+        """Close the client and make a new one: a client does not reconnect after all brokers were unreachable."""
         with suppress(ClusterError):
             self.cluster.close()
         with suppress(ClusterError):

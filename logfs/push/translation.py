@@ -38,7 +38,8 @@ class Translation:
     def __init__(self, topic: Topic, ends: Mapping[int, int], offsets: TranslationMap) -> None:
         """Prepare to send `topic` to a cluster; `ends` maps its partitions in the cluster to their log end offsets.
 
-        `offsets` has the old and new offsets of the records that were sent before. Those of new batches are added.
+        `offsets` has the old and new offsets of the records that were sent before. The offsets of the records in new
+        batches are added to it.
         """
         self._topic = topic
         self._partitions = len(ends)
@@ -65,7 +66,8 @@ class Translation:
             if record.offset < ends[number] and any(
                 holds(runs, record.offset) for runs in sent[number]
             ):
-                # The record was sent before, perhaps to another partition, when the topic had fewer partitions.
+                # The record was sent before, perhaps to another partition, when the topic in the cluster had fewer
+                # partitions.
                 continue
             self._pending.setdefault(there, []).append(found)
             size = self._sizes.get(there, 0) + _size_of(record)
@@ -78,9 +80,10 @@ class Translation:
     def _start(self, *, is_same: bool) -> dict[int, int]:
         """Return the offset at which to begin reading each local partition: the one after the last record sent.
 
-        `is_same` tells whether the topic has as many partitions in the cluster as in the store. The result lacks a
-        local partition, which is then read from its beginning, if `is_same` is false, or if some of its records were
-        sent to partitions with other numbers: each of these may have got the records up to a different offset.
+        `is_same` tells whether the topic has as many partitions in the cluster as in the store. A local partition
+        that is not in the result is read from its beginning. This is so if `is_same` is false, or if records of the
+        local partition were sent to other partitions: each of them may have got these records up to a different
+        offset.
         """
         found = {}
         for each in self._topic.partitions if is_same else ():

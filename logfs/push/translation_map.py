@@ -297,7 +297,8 @@ class TranslationMap:
         """Raise `ClusterError` if lines of a topic are missing or out of order.
 
         For each pair of a local partition and one in the cluster, the local offsets of the lines must ascend. For
-        each partition in the cluster, which must be a key of `ends`, their offsets there must be contiguous.
+        each partition in the cluster, the offsets of the lines in the cluster must be contiguous, and the partition
+        must be a key of `ends`.
         """
         there: dict[int, list[Run]] = {}
         for (name, _, number), runs in self._runs.items():

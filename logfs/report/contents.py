@@ -36,8 +36,9 @@ class PartitionReport(NamedTuple):
     """What the report says about a partition. Times are in ms since the epoch, -1 if unknown.
 
     `expired_bytes` is the size of the segments that retention would delete now. `stays` says why the oldest of the
-    other segments is kept now. It can be deleted for its age from the time `oldest_due_ms` on; None means never or
-    unknown. `retention_ms` is a duration, -1 for no limit. `counts` is None if the log was not read.
+    other segments is kept now. `oldest_due_ms` is the time from which on this segment can be deleted for its age,
+    None for never or unknown. `retention_ms` is a duration, -1 for no limit. `counts` is None for a log that was not
+    read.
     """
 
     name: str
@@ -70,10 +71,11 @@ class ReportContents(NamedTuple):
     """The data of the report.
 
     `findings` are those of the audit, None without an audit. `times` maps each topic to the number of its records in
-    each time bucket; a bucket is `bucket_ms` long, and its key is its start. Without an audit, `times` has numbers of
-    offsets instead, taken from the time indexes. The charts show the times from `first_ms` to `last_ms`, -1 if no
-    time is known. They leave out a few records with extreme timestamps if these would make the time axis more than 10
-    times as long. `problems` are partitions that cannot be opened, and log directories that have failed.
+    each time bucket. A bucket is `bucket_ms` long; its key is its start (ms), or -1 for records without a timestamp.
+    Without an audit, `times` has numbers of offsets instead, taken from the time indexes. The charts show the times
+    from `first_ms` to `last_ms`, -1 if no time is known. They leave out a few records with extreme timestamps if
+    these would make the time axis more than 10 times as long. `problems` are partitions that cannot be opened, and
+    log directories that have failed.
     """
 
     log_dirs: Sequence[str]

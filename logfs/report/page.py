@@ -36,8 +36,8 @@ class Bar(NamedTuple):
 class Drawing(NamedTuple):
     """A bar chart of records over time. `first` and `last` label the ends of the time axis.
 
-    `most`, `records` and `outside` are numbers as text: of the records in the highest bar, of all records, and of the
-    records outside of the time axis or without a time ("" for none).
+    `most`, `records` and `outside` are numbers of records as text. `most` counts the records in the highest bar,
+    `records` counts all, and `outside` counts those outside of the time axis or without a time ("" for none).
     """
 
     title: str

@@ -8,7 +8,7 @@
   decodes data.
 - `avro_forms`: checks of an Avro schema before it is used.
 - `schemas`: the class of a schema, and the interface of all sources of schemas.
-- `open_schemas`: opens the source of schemas that the user has named. The sources are:
+- `open_schemas`: opens the source of schemas that the user has named: one of the next three modules.
 - `registry`: a schema registry, by HTTP.
 - `schema_files`: a directory with a file for each schema.
 - `schema_log`: the topic `_schemas` of a log directory, in which Confluent's registry keeps its schemas.

@@ -40,7 +40,7 @@ def compile_schema(schema: Schema) -> Callable[[bytes], bytes]:
     """
     named: dict[str, Any] = {}
     # fastavro keeps the types that a schema refers to only if the schema is a record. So wrap the schema in a record
-    # with one field of this type. The encoding of such a record is the encoding of its field.
+    # whose only field has this schema. The encoding of such a record is the encoding of its field.
     field = {"name": _FIELD, "type": orjson.loads(schema.text)}
     record = {"type": "record", "name": _RECORD, "fields": [field]}
     parsed = _parse(record, schema.references, named, ())

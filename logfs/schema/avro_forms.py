@@ -35,9 +35,9 @@ def is_recursive(schema: Any, named: Mapping[str, Any]) -> bool:
 
 
 def has_items_without_bytes(schema: Any, named: Mapping[str, Any]) -> bool:
-    """Whether the schema has an array whose items are encoded in no bytes, such as nulls.
+    """Whether the schema has an array whose items take no bytes in the encoding, such as nulls.
 
-    A few bytes of data could declare any number of such items.
+    A few bytes of data could declare any number of such items, which would then fill the memory.
     """
     seen: set[str] = set()
     known: dict[str, bool] = {}
@@ -53,7 +53,7 @@ def has_items_without_bytes(schema: Any, named: Mapping[str, Any]) -> bool:
             return kind in ("array", "map", "enum") or takes_bytes(kind)
         name = form["name"]
         if name not in known:
-            # For a record that contains itself, True ends the recursion. It is right: a value can be finite only if
+            # For a record that contains itself, True ends the recursion. True is right: a value can be finite only if
             # the record contains itself by a union, an array or a map, and these take bytes.
             known[name] = True
             known[name] = any(takes_bytes(field["type"]) for field in form["fields"])
@@ -74,7 +74,7 @@ def has_items_without_bytes(schema: Any, named: Mapping[str, Any]) -> bool:
 
 
 def _resolved(schema: Any, named: Mapping[str, Any]) -> Any:
-    """Return the schema of a type's name. Return the name of a primitive type, or any other schema, unchanged."""
+    """Return the parsed schema of a named type; return a primitive type, or any other schema, unchanged."""
     return named.get(schema, schema) if isinstance(schema, str) else schema
 
 

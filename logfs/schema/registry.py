@@ -147,7 +147,7 @@ class Registry:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the message of the innermost cause of an error, without the text of Python objects in it."""
+    """Return the message of the innermost cause of an error, without the Python object before the message."""
     reason: BaseException = error
     while isinstance(inner := getattr(reason, "reason", None) or _argument(reason), BaseException):
         reason = inner

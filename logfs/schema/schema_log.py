@@ -92,7 +92,7 @@ class SchemaLog:
         self._end = end
 
     def _apply(self, record: Record) -> None:
-        """Keep the schema in a record. It may be marked as deleted: older values may have been written with it."""
+        """Keep the schema in a record, even one that is marked as deleted: older values may be written with it."""
         try:
             key, value = orjson.loads(record.key or b""), orjson.loads(record.value or b"")
             if key["keytype"] != "SCHEMA":

@@ -14,7 +14,8 @@ docs/spark.md describes every option, with an example.
 - `options`: parses and checks the options of reads.
 - `topics`: the partitions of a read, and the offsets at which the read begins and ends in them.
 - `filters`: the filters of a query that are evaluated while the log is read, instead of by Spark.
-- `splits`: plans what each task reads, reads it, and reports records that were deleted meanwhile.
+- `splits`: plans the ranges of records that each task reads, reads them, and reports records that were deleted after
+  the plan.
 - `kafka_schema`: the columns of the source, as types of Spark and of Arrow.
 - `batch`, `stream`: the readers of batch queries and of streaming queries.
 - `sink`: the writers. `jobs`: the Spark jobs verify, reindex, compact, stats, export and import.
@@ -41,10 +42,12 @@ if TYPE_CHECKING:
 
     from logfs.spark.progress import OffsetsBehindLatest
 
-# The sessions in which the format is registered. It is registered once, because Spark warns about a second time.
+# The sessions in which `format("logfs")` is registered. Each session registers it only once, because Spark warns
+# about a second registration.
 _registered: weakref.WeakSet[SparkSession] = weakref.WeakSet()
 
-# A setting that makes reads much faster. With a smaller value, Spark measures every row that it sends to Python.
+# A setting that makes reads much faster. With a smaller value, Spark measures the size of every row that goes to
+# Python, which is slow.
 _SETTINGS = {"spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1)}
 # Settings that shorten each task and each micro-batch. The first must be set before a session starts. The second must
 # not be used for checkpoints in an object store.
@@ -112,10 +115,10 @@ def write_batches(
 
 
 def offsets_behind_latest(progress: StreamingQueryProgress) -> list[OffsetsBehindLatest | None]:
-    """Return how many offsets each source of a query is behind the end of the log, by a progress event of the query.
+    """Return how many offsets each source of a query is behind the end of the log. `progress` is an event of Spark.
 
-    The result has the metrics that Kafka's source reports: the minimum, maximum and average over the partitions. For
-    a source of another format, or without offsets in the event, it has None.
+    The result has one item for each source, with the metrics that Kafka's source reports: the minimum, maximum and
+    average over the partitions. The item is None for a source of another format, or without offsets in the event.
     """
     from logfs.spark.progress import behind_latest
 
@@ -146,7 +149,8 @@ def session(
         builder = builder.master(master)
     settings = {**_SETTINGS, **_STATIC_SETTINGS, **(settings or {})}
     if _is_local(master):
-        # This daemon needs logfs to be installed when it starts. On other machines, logfs may arrive with the job.
+        # This daemon is a module of logfs, so logfs must be installed when the daemon starts. On other machines,
+        # logfs may arrive later, with the job, so Spark's own daemon is kept there.
         settings.setdefault("spark.python.daemon.module", WORKER_DAEMON)
     for key, value in settings.items():
         builder = builder.config(key, value)

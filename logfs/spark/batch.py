@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class BatchReader(DataSourceReader):
-    """The reader of one batch query. The end offsets are fixed by `partitions`, so later appends are not read."""
+    """The reader of one batch query. `partitions` fixes the end offsets; records appended after it are not read."""
 
     def __init__(self, schema: StructType, options: ReadOptions) -> None:
         check_schema(schema)
@@ -83,8 +83,8 @@ class BatchReader(DataSourceReader):
     def read(self, partition: Split) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
         """In a task: return the records of a split as Arrow batches, in the order of the split's parts.
 
-        Raises `DataLoss` for records that were deleted meanwhile, `Corrupt` for damage, `NotOnHost` if this machine
-        does not have the planned files, and `OSError`.
+        Raises `DataLoss` for records that were deleted after the query was planned, `Corrupt` for damage, `NotOnHost`
+        if this machine does not have the planned files, and `OSError`.
         """
         return splits.read(
             partition, BatchMaker(arrow_schema(self.schema)), self.options, self.pushed
@@ -95,8 +95,8 @@ class FilteredReader(BatchReader):
     """A batch reader that accepts filters. If filter push-down is off in Spark, Spark refuses to use such a reader.
 
     This class is used only if the option pushDownPredicate of the source is true. The default is false, because
-    Spark up to 4.3 has an error: if several queries use the DataFrame of one `load`, it applies the filters of the
-    last query to all of them, even to queries without filters.
+    Spark up to 4.3 has an error: if several queries use the DataFrame of one `load`, Spark applies the filters of the
+    last query to all of these queries, even to those without filters.
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:

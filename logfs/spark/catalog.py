@@ -1,8 +1,9 @@
-"""Keeps the options of CREATE TABLE for reads of the table, to which Spark does not pass them.
+"""Keeps the options of CREATE TABLE for later reads of the table, because Spark does not pass the options to reads.
 
-At CREATE TABLE, Spark asks the source for its schema and keeps this schema in the catalog. It then gives the schema
-to every read of the table. So the options are kept in the schema, in the metadata of the first column. Writes cannot
-use them: at INSERT INTO, Spark gives the sink the columns of the query, whose metadata may be that of another table.
+At CREATE TABLE, Spark asks the source for its schema and keeps this schema in the catalog. Spark then gives the
+schema to every read of the table. So the options are kept in the schema, in the metadata of the first column. Writes
+cannot use them: at INSERT INTO, Spark gives the sink the columns of the query, whose metadata may be that of another
+table.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _METADATA = "logfs.options"
-# A property of every table. At CREATE TABLE, Spark passes the table's properties among the options, so this name is
-# in the options of a CREATE TABLE only.
+# The name of a property that every table has. Spark passes the properties of a table among the options only at CREATE
+# TABLE, so options with this name are those of a CREATE TABLE.
 _OF_A_TABLE = "provider"
 # At CREATE TABLE, Spark passes each option twice: under its own name, and under its name with this prefix.
 _OPTION = "option."
@@ -55,8 +56,9 @@ def with_options(schema: StructType, options: Mapping[str, str]) -> StructType:
 def options_of_table(options: Mapping[str, str], schema: StructType) -> Mapping[str, str]:
     """Return the options for a read of a table: those kept in the metadata of `schema`, overridden by `options`.
 
-    If `options` have a path, the read is not of a table, and `options` are returned unchanged. If `options` select
-    partitions, by one of `SELECTIONS`, this replaces the selection of the table.
+    If `options` have a path, the read is not of a table, and `options` are returned unchanged. If `options` have one
+    of `SELECTIONS`, this option replaces the selection of the table, even if the table has another one of
+    `SELECTIONS`.
     """
     kept = schema.fields[0].metadata.get(_METADATA) if schema.fields else None
     if kept is None or "path" in options or "paths" in options:

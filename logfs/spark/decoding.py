@@ -22,7 +22,7 @@ _ARROW_TYPE = pa.struct([("schema_id", pa.int32()), ("json", pa.string()), ("err
 
 
 def decode(column: Column | str, schemas: str) -> Column:
-    """Return the result of `logfs.spark.decode`. The executors read `schemas`, so these must be accessible there."""
+    """Return the result of `logfs.spark.decode`. Executors must have access to `schemas`, because they read it."""
     place = schemas if "://" in schemas else os.path.abspath(schemas)
 
     @arrow_udf(_TYPE)  # type: ignore[untyped-decorator]
@@ -50,6 +50,6 @@ def _decode_all(values: pa.Array, place: str) -> pa.Array:
 
 @lru_cache(maxsize=16)
 def _decoder(place: str) -> Decoder:
-    """Return the decoder for the schemas at `place`. The decoder is cached in this process, with the schemas read."""
+    """Return the decoder for the schemas at `place`. This process keeps the decoder, with the schemas read so far."""
     with naming_host():
         return Decoder(open_schemas(place))

@@ -2,9 +2,9 @@
 
 Filters on topic, partition and offset are evaluated exactly. The exception is an offset filter with more than 100
 ranges: it is widened to one range, and Spark evaluates it again. For timestamps, the log knows the greatest timestamp
-of each segment and each batch, so segments and batches that are too early are skipped. Other records outside of the
-time range are dropped, and Spark evaluates the filter again on the remaining records. Filters on other columns or of
-unknown kinds are left to Spark.
+of each segment and each batch, so segments and batches that are too early are skipped. From the other batches,
+records outside of the time range are dropped. Spark evaluates the filter again on the remaining records. Filters on
+other columns or of unknown kinds are left to Spark.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ _FIRST, _END = -(2**63), 2**63 - 1
 _MOST_RANGES = 100
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
-# The columns whose filters `PushedFilters` can evaluate, and the types of their values. Of these, only the timestamp
-# can be null: if it is too large for an int64 in microseconds.
+# The columns whose filters `PushedFilters` can evaluate, and the types of their values. Only the column `timestamp`
+# can have nulls: a timestamp that is too large for an int64 in microseconds is null.
 _TYPES = {"topic": str, "partition": int, "offset": int, "timestamp": datetime}
 # Spark compares strings by their UTF-8 bytes. Python compares them by code points, which gives the same order.
 _STRINGS: dict[type[Filter], Callable[[str, Any], bool]] = {

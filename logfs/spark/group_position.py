@@ -22,17 +22,18 @@ logger = logging.getLogger(__name__)
 # The least time between two commits. A commit is expensive: it opens the log directories, or sends a request to their
 # mount.
 _COMMIT_SECONDS = 1.0
-# The pause after a failed commit. For example, every commit fails while a broker has locked the log directories.
+# The pause after a failed commit. The next commit would probably fail, too: for example, all commits fail while a
+# broker has locked the log directories.
 _RETRY_SECONDS = 30.0
 # How long a commit waits for another process to unlock the log directories.
 _WAIT_SECONDS = 0.2
 
 
 class GroupPosition:
-    """Commits a query's offsets for a consumer group. If the log directories are mounted, the mount commits them.
+    """Commits a query's offsets for a consumer group, by a request to the mount if the log directories are mounted.
 
-    The offsets are for other programs; the query itself does not use them. So a failed commit is only logged as a
-    warning, and a later call of `note` tries again.
+    The committed offsets are for other programs; the query itself does not use them. So a failed commit is only
+    logged as a warning, and a later call of `note` tries again.
     """
 
     def __init__(self, group: str, paths: Sequence[str]) -> None:
@@ -46,9 +47,9 @@ class GroupPosition:
     def note(self, offsets: Offsets, *, is_last: bool) -> None:
         """Commit those of `offsets` that have changed since the last commit, in one request.
 
-        `offsets` are where the query continues. `is_last` tells that the query has read everything. Does nothing
-        within 30 seconds after a failed commit. Unless `is_last` is true, also does nothing within a second after a
-        successful commit. A failure is logged unless the previous attempt failed for the same reason.
+        `offsets` are the offsets at which the query continues. `is_last` tells that the query has read everything.
+        Does nothing within 30 seconds after a failed commit. Unless `is_last` is true, also does nothing within a
+        second after a successful commit. A failure is logged unless the previous attempt failed for the same reason.
         """
         changed = {
             name.directory: str(offset)

@@ -223,7 +223,8 @@ def read(
     """Yield the records of a split as Arrow batches: part by part, and by offset within a part.
 
     Records whose timestamps do not pass the filters in `pushed` are left out. Raises `DataLoss` for records that were
-    deleted meanwhile, `Corrupt` for damage, and `NotOnHost` or `OSError`, both with the name of this host.
+    deleted after the query was planned, `Corrupt` for damage, and `NotOnHost` or `OSError`, both with the name of
+    this host.
     """
     pushed = pushed or PushedFilters()
     with workers.short_errors(), workers.naming_host():
@@ -243,11 +244,12 @@ def columns(
     """Yield the records of one part of a split, in the order of their offsets.
 
     Batches whose timestamps are all earlier than `since_ms` are left out. Raises `DataLoss` for records that were
-    deleted meanwhile, `Corrupt` for damage, `NotOnHost`, and `OSError`. With failOnDataLoss=false, deleted and
-    damaged records are skipped with a warning, but a partition that was moved still raises `DataLoss`.
+    deleted after the query was planned, `Corrupt` for damage, `NotOnHost`, and `OSError`. With failOnDataLoss=false,
+    deleted and damaged records are skipped with a warning, but a partition that was moved still raises `DataLoss`.
     """
     try:
-        # `scan_split.read` opens the file, so the file may be renamed or removed later.
+        # `scan_split.read` opens the file at once. Later, the file may be renamed or removed without harm to this
+        # read.
         read = scan_split.read(part.segment_split, since_ms)
     except Gone as gone:
         logger.info("%s; reading its records from the files that the log has now", gone)
@@ -288,8 +290,8 @@ def _columns_again(
         return
     with Store(directory.parent, read_only=True, only=directory.name) as store:
         partition = store[directory.name]
-        # If the log still lists the segment, its file is not visible on this machine. In a bucket this does not
-        # follow: an outdated listing may still show a deleted segment.
+        # If the segment is still in the log, only this machine lacks the segment's file. For a bucket, this
+        # conclusion would be wrong: an outdated listing may still show a deleted segment.
         if not partition.disk.is_remote and not segment_split.segment.has_left(partition):
             raise NotOnHost.because(gone)
         reader = partition.isolated(options.isolation)
@@ -319,8 +321,9 @@ def _is_deleted(planned: SegmentDescriptor, gone: Gone) -> bool:
         raise NotOnHost.because(gone)
     if identity is not None:
         return True
-    # The directory of the partition is missing. If logfs or Kafka has deleted the partition, it has no entry in the
-    # checkpoint of recovery points.
+    # The directory of the partition is missing. logfs and Kafka remove a deleted partition's entry from the
+    # checkpoint of recovery points. So if there is an entry, the partition was not deleted, but is missing on this
+    # machine.
     try:
         known = checkpoint.parse_offsets(disk.read_file(log_dir / RECOVERY_POINTS))
     except (FileNotFoundError, Corrupt):

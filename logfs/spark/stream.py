@@ -82,13 +82,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._topics: Topics | None = None
         # The offsets at which a query with Trigger.AvailableNow ends.
         self._target: Offsets | None = None
-        # The time (`time.monotonic`) when `latestOffset` last returned new end offsets. maxTriggerDelay counts from
-        # it.
+        # The time (`time.monotonic`) when `latestOffset` last planned a micro-batch instead of waiting for more
+        # records. maxTriggerDelay counts from this time.
         self._triggered: float | None = None
         # Partitions that were deleted and recreated under the same name. They are in this set, and are not read,
         # while the query's offsets still have the deleted partitions.
         self._remade: set[TopicPartition] = set()
-        # The partitions that were missing in the last call of `_report_gone`.
+        # The partitions that were missing in the last call of `_report_gone`. `_settled_look` does not wait for them.
         self._lost: frozenset[TopicPartition] = frozenset()
         # The messages of losses that were logged: each is logged once.
         self._reported: set[str] = set()
@@ -111,7 +111,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return look
 
     def _report(self, message: str, **words: str) -> None:
-        """Raise `DataLoss`, or log `message` once if failOnDataLoss is false. `words` go to `splits.report_loss`."""
+        """Raise `DataLoss` or, if failOnDataLoss is false, log `message` once. `splits.report_loss` gets `words`."""
         if message not in self._reported:
             splits.report_loss(message, fail=self.options.fail_on_data_loss, **words)
             self._reported.add(message)
@@ -194,8 +194,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _settled_look(self, known: Offsets) -> TopicSnapshot:
         """Return a snapshot of the partitions. If some are missing, wait: they may be moving between log directories.
 
-        While a partition is moved, it is missing for a moment. If a partition in `known` is missing that was not
-        missing at the last check, wait until it is back, but at most for one second.
+        While a partition is moved, it is missing for a moment. So wait, for at most one second, until all partitions
+        in `known` exist, except those that were missing already in the last call of `_report_gone`.
         """
         look = self._look()
         for _ in range(_LOOKS):
@@ -225,8 +225,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         replaced = _changed(known_ids, now_ids)
         for topic in sorted(replaced & {name.topic for name in known}):
             self._report_replaced(topic, known_ids[topic], now_ids[topic])
-        # Partitions in `_remade` are not read. Remove those whose topic was replaced: they are read as new
-        # partitions.
+        # Partitions in `_remade` are not read. Remove those whose topic was replaced, and those that are not in
+        # `start` any more: they are read as new partitions.
         self._remade = {
             name for name in self._remade if name.topic not in replaced and name in known
         }
@@ -396,8 +396,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: Split) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
         """In a task: return the records of a split as Arrow batches, in the order of the split's parts.
 
-        Raises `DataLoss` for records that were deleted meanwhile, `Corrupt` for damage, `NotOnHost` if this machine
-        does not have the planned files, and `OSError`.
+        Raises `DataLoss` for records that were deleted after the micro-batch was planned, `Corrupt` for damage,
+        `NotOnHost` if this machine does not have the planned files, and `OSError`.
         """
         return splits.read(partition, BatchMaker(arrow_schema(self.schema)), self.options)
 
@@ -414,8 +414,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 class RefusedStream(DataSourceStreamReader):
     """The reader of a query with a wrong option or schema: each call of a method raises `error`.
 
-    `LogfsDataSource.streamReader` returns this object instead of raising the error, because Spark 4.3 would hide an
-    error that it raises. Spark shows errors of the reader's methods.
+    `LogfsDataSource.streamReader` returns this object instead of raising the error, because Spark 4.3 hides errors of
+    `streamReader`, but shows errors of the reader's methods.
     """
 
     def __init__(self, error: ValueError) -> None:

@@ -83,8 +83,8 @@ def describe(found: Iterable[Any]) -> str:
 class TopicSnapshot:
     """The partitions that the options of a read select, as they were at one moment.
 
-    `topic_ids` are the topic ids in the partition.metadata files (kafka-storage 1.5); partitions without such a file
-    are left out. `recreated` are the partitions whose directory has been replaced since the previous snapshot.
+    `topic_ids` has the topic id of each partition with a partition.metadata file (kafka-storage 1.5). `recreated` are
+    the partitions whose directory has been replaced since the previous snapshot.
     """
 
     readers: dict[TopicPartition, Reader]
@@ -115,7 +115,7 @@ class Topics:
         }
         # The identity (`Status.identity`) of each partition directory at the last `look`.
         self._identities: dict[Path, int] = {}
-        # The topic id by partition directory and identity.
+        # The topic id of each partition directory, by the path and the identity of the directory.
         self._ids: dict[tuple[Path, int], str] = {}
         # The key and the result of the last plan that `planned` has made.
         self._planned: tuple[object, object] | None = None
@@ -170,7 +170,7 @@ class Topics:
             try:
                 identity = self.store.disk.stat(directory, follow=True).identity
             except FileNotFoundError:
-                # The directory is being deleted or moved. Leave it to the next call.
+                # The directory is being deleted or moved, so it has no identity now. The next call looks at it again.
                 continue
             identities[directory] = identity
             if self._identities.get(directory, identity) != identity:
@@ -321,8 +321,9 @@ def resolve(
 def _at_time(
     name: TopicPartition, reader: Reader, timestamp: int, *, latest_if_no_match: bool
 ) -> int:
-    # Kafka searches only the first segment whose largest timestamp is late enough. It finds nothing if compaction has
-    # removed the record with this timestamp. With `shown`, later segments are searched, too.
+    # Kafka searches only the first segment whose largest timestamp is at or after `timestamp`. If compaction has
+    # removed the records with such timestamps there, Kafka finds nothing. So use `shown`, which searches later
+    # segments, too.
     found = reader.offset_for_time(max(timestamp, 0), shown=True)
     if found is not None:
         return min(found.offset, reader.log_end_offset)

@@ -32,7 +32,7 @@ class NotOnHost(LogfsError):
 
     @classmethod
     def because(cls, reason: object, host_name: str | None = None) -> NotOnHost:
-        """Return the error for a host, by default this one. `reason` is a file, and how it differs on this host."""
+        """Return the error for a host, by default this host. `reason` names a file and says how it differs there."""
         return cls(
             f"host {host_name or host()}: {reason}, unlike on the driver: mount the same files under the same path "
             "on this host, or find out what removed them"
@@ -159,7 +159,7 @@ def located(error: OSError) -> OSError:
     return OSError(error.errno, text, error.filename, None, error.filename2)
 
 
-# If Spark's own daemon has forked this worker, its main module is one of pyspark's. Then the tracebacks are hidden
-# from here on: the worker imports this module together with the first function of logfs that it must run.
+# If Spark's own daemon has forked this worker, the main module is a module of pyspark, and the daemon has not called
+# `hide_broken_pipes`. So this module calls it: a worker imports this module before it runs any function of logfs.
 if _main_module().startswith("pyspark."):
     hide_broken_pipes(sys.modules["__main__"])

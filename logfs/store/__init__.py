@@ -1,11 +1,11 @@
 """A store of many partitions: its log directories, settings, checkpoints, maintenance and audit.
 
-Each folder and module imports only from those below it in this list; annotations may use the types of any:
+Each folder and module imports only from those below it in this list. Only annotations may name types from above:
 
 - `admin`: requests to a store, which its mount executes or, without a mount, this process.
 - `observe`: status, metrics and the audit of a store.
 - `store`: create, open, delete, close (Kafka's LogManager).
-- `loading`: opens the partitions found in the log directories, and notices later changes.
+- `loading`: loads the partitions in the log directories, and follows what other processes change there later.
 - `maintenance`: upkeep, retention, compaction, tiering, and moves between log directories.
 - `tiering`: keeps the list of the segments that are in an object store.
 - `staged_commits`: appends batches from temporary files to several partitions: to all or to none, and never twice.
@@ -15,7 +15,7 @@ Each folder and module imports only from those below it in this list; annotation
 - `checkpoints`: the checkpoint files of all log directories.
 - `topic`: appends to all partitions of a topic, and reads them merged by time.
 - `internal_topic`: the topics that the store itself writes and reads.
-- `registry`: the partitions of a store by name, and the state that its parts share.
+- `registry`: the partitions of a store by name, and the state that the parts of the store share.
 - `directory`: one log directory: recognises its path, and handles its lock, its checkpoints and its permissions.
 - `settings`: the settings that are stored on disk, and the values in force.
 - `parallel`: work on many partitions in several threads.

@@ -22,7 +22,7 @@ class Checkpoints:
 
     def __init__(self, registry: PartitionRegistry) -> None:
         self._registry = registry
-        # The moves that only the next opening of the store can finish: the target directory by partition name.
+        # The moves that only the next opening of the store can finish: the target log directory, by partition name.
         self.unfinished: dict[str, LogDir] = {}
 
     def write(self) -> None:
@@ -37,20 +37,20 @@ class Checkpoints:
         errors.throw()
 
     def write_one(self, log_dir: LogDir, *coming: Partition) -> None:
-        # Use this copy in the last loop, too: otherwise a partition that is loaded before that loop would be neither
-        # in `here` nor kept by the loop, and would lose its entries.
+        # The last loop must use this copy, too. A partition that another thread loads meanwhile is not in `here`, so
+        # the loop must still see it as not loaded: otherwise its entries would be lost.
         loaded = dict(self._registry.partitions)
         here = [p for n, p in loaded.items() if self._registry.homes[n] is log_dir]
         here += coming
-        # Write entries also for the copies of unfinished moves: at the next opening each becomes the partition.
+        # Write entries also for the copies of unfinished moves: the next opening makes each copy the partition.
         copies = [name for name, home in self.unfinished.copy().items() if home is log_dir]
         here += [loaded[name] for name in copies if name in loaded]
         points = {partition.name: partition.recovery_point for partition in here}
         starts = {
             partition.name: partition.log_start_offset
             for partition in here
-            # Without an entry, a log starts at its first segment. So always write the entry of a tiered log: segments
-            # below its log start may still be in the object store.
+            # Without an entry, a log starts at its first segment. In a tiered log, this may be a remote segment below
+            # the log start that is not deleted yet. So always write the entry of a tiered log.
             if partition.config.remote_storage_enable
             or partition.log_start_offset != partition.local_start_offset
         }

@@ -4,8 +4,8 @@ All members lock bytes of one file in a log directory. The kernel releases the l
 ends, even by a kill, so the other members notice. Each group has a range of 4,096 bytes, called its slots, and each
 member locks the lowest free slot. The rank of a member is the number of locked slots below its own. The names of the
 partitions are sorted and dealt out by rank: with two members, those at indexes 0, 2, 4 belong to the member of rank
-0, and those at 1, 3, 5 to the member of rank 1. Each partition of a group also has a byte, which a member must lock
-before it reads the partition. The previous owner releases this byte after its last commit.
+0, and those at 1, 3, 5 to the member of rank 1. Each partition of a group also has a byte. A member locks this byte
+before it reads the partition, and releases it after its last commit for the partition.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ _MOST_MEMBERS = 4096
 
 
 class Place(NamedTuple):
-    """The progress in a partition: `taken` is the next offset to consume, `committed` the committed offset or -1."""
+    """The progress of a group in a partition.
+
+    `taken` is the next offset to consume, and `committed` the committed offset, -1 if there is none.
+    """
 
     taken: int
     committed: int
@@ -54,8 +57,8 @@ class GroupMember:
     ) -> None:
         """Join a group. All members must give the same `log_dir`. Raises the errors of `Membership`.
 
-        `begin` returns the place at which a partition is to be read. `commit` commits offsets by partition, all or
-        none.
+        `begin` returns the `Place` at which this member begins to read a partition. `commit` gets offsets by
+        partition, and commits all or none of them.
         """
         self.places: dict[str, Place] = {}
         self._membership = Membership(log_dir, group)
@@ -74,10 +77,12 @@ class GroupMember:
         self._membership.close()
 
     def join(self, partitions: Sequence[str], release: Callable[[str], bool]) -> None:
-        """Release the partitions now assigned to other members, and lock those of `partitions` assigned to this one.
+        """Release the partitions that are now assigned to other members, and lock those assigned to this member.
 
-        `release` is called with each partition to be released. It must commit the progress in it, and return whether
-        that succeeded; otherwise this member keeps the partition. Raises the errors of `begin`.
+        `partitions` are all partitions that the group reads. Before a partition is released, `release` is called with
+        its name. `release` must commit this member's progress in the partition, and return whether the commit
+        succeeded; if not, this member keeps the partition. A partition that its previous owner has not released yet
+        is left to the next call. Raises the errors of `begin`.
         """
         mine = {*self._membership.assigned(partitions)}
         for name in [*self.places]:
@@ -88,7 +93,7 @@ class GroupMember:
                 self.places[name] = self._begin(name)
 
     def has_all(self, partitions: Sequence[str]) -> bool:
-        """Whether this member reads all of `partitions` that are assigned to it, and no others."""
+        """Whether this member has locked exactly those of `partitions` that are assigned to it."""
         return {*self.places} == {*self._membership.assigned(partitions)}
 
     def forget(self, partition: str) -> None:
@@ -101,7 +106,7 @@ class GroupMember:
         self.places[partition] = self.places[partition]._replace(taken=taken)
 
     def commit(self, offsets: Mapping[str, int]) -> None:
-        """Commit offsets by partition, all or none, except those that were committed last."""
+        """Commit offsets by partition, all or none. An offset that equals the committed one is left out."""
         changed = {
             name: offset
             for name, offset in offsets.items()
@@ -131,7 +136,8 @@ class Membership:
                 f"{path}: cannot be opened for writing ({error.strerror}), but each member of a group must lock a "
                 "part of it; give this user the permission to write it"
             ) from None
-        # A file object, so that a member that is dropped without `close` leaves its group, too.
+        # Unlike `fd`, a file object is closed when it is no longer referenced. So a member leaves its group even if
+        # nobody calls `close`.
         self._file = open(fd, "r+b", buffering=0)  # noqa: SIM115
         self._slots = self._place("") & ~(_MOST_MEMBERS - 1)
         try:

@@ -1,8 +1,8 @@
 """The committed offsets of consumer groups, without the rest of Kafka's group coordinator (members, rebalances).
 
 As in Kafka, committed offsets are records in the partitions of the topic `__consumer_offsets` (kafka-storage 12), but
-they never expire. These partitions are read completely at the first call; later calls read only the new records. So a
-read-only store beside a broker sees the offsets that the broker's consumers commit.
+they never expire. The first query reads these partitions completely, and later queries read only the new records. So
+a read-only store beside a broker sees the offsets that the broker's consumers commit.
 """
 
 from __future__ import annotations

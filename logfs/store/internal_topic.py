@@ -1,4 +1,4 @@
-"""A topic that the store itself writes and reads: `__consumer_offsets`, or `__remote_log_metadata`.
+"""Topics that the store itself reads and writes, such as `__consumer_offsets` and `__transaction_state`.
 
 logfs creates each partition of such a topic on demand, and stores the number of partitions as a setting. A broker
 creates all partitions at once, so in a broker's log directories the existing partitions are counted instead.
@@ -75,7 +75,7 @@ class InternalTopic:
     def logs(self) -> list[Log]:
         """Return the partitions that exist and are not offline."""
         for name in self.registry.partitions_of(self.topic):
-            # Load the partition if the argument `only` of the store has excluded it.
+            # Load the partition if it is not loaded yet, even if the store's argument `only` excludes it.
             self.registry.include(name)
         # Loop over a copy, because another thread may be creating a partition.
         return [log for log in list(self.registry.partitions.values()) if log.topic == self.topic]
@@ -90,7 +90,7 @@ class InternalTopic:
         name = f"{self.topic}-{number}"
         settings = registry.settings
         if not settings.topic_overrides(self.topic):
-            # There is no settings file: the topic is new, or its settings are in the metadata log of a broker.
+            # The topic has no settings file: it is new, or a broker has its settings in the metadata log. Write one.
             settings.change_topic(self.topic, self.first_settings())
         if registry.include(name) is None and name not in registry.offline:
             self.check_open(name)
@@ -105,7 +105,7 @@ class InternalTopic:
         return registry.writable(name)
 
     def check_online(self, *names: str) -> None:
-        """Raise `PartitionFailed` if one of the partitions `names` is offline; without `names`, all are checked."""
+        """Raise `PartitionFailed` if one of the partitions `names`, by default all of the topic, is offline."""
         offline = self.registry.offline.copy()
         for name in partitions_of(self.topic, offline):
             if not names or name.directory in names:

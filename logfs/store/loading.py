@@ -113,7 +113,7 @@ def _check_log_dir(disk: Disk, path: Path) -> None:
             )
     else:
         try:
-            # If the disk has failed, this raises another error, and no directory is created.
+            # If the disk has failed, `stat` raises an error other than `FileNotFoundError`: create no directory then.
             disk.stat(path)
         except FileNotFoundError:
             disk.mkdir(path)
@@ -167,7 +167,8 @@ class PartitionLoader:
         # Whether `only` may exclude some of the partitions in the log directories.
         self.is_partial = only is not None
         self._recover = recover
-        # For `refresh`, by partition: the inode number of the directory and, if offline, the directory's mtime (ns).
+        # By partition, for `refresh`: the inode number of its directory; and, if its load failed, the mtime (ns) that
+        # the directory had then.
         self._identities: dict[str, int] = {}
         self._failed_mtime: dict[str, int] = {}
         # The partitions that `follow` has opened, by name, each with its directory and the directory's inode number.
@@ -232,21 +233,22 @@ class PartitionLoader:
 
     def _note(self, log_dir: LogDir, name: TopicPartition, path: Path) -> None:
         if name.directory in self._registry.homes:
-            # Another process is moving the partition between log directories, so that it is in both for a moment.
+            # Another process is moving the partition, which is in two log directories for a moment. Scan this log
+            # directory again at the next `refresh`.
             log_dir.look_again()
             return
         self._registry.unloaded[name.directory] = UnloadedPartition(name, log_dir, path)
         self._registry.homes[name.directory] = log_dir
 
     def include(self, name: str) -> None:
-        """Add a partition that the argument `only` has excluded to `unloaded`, so that it can be loaded.
+        """Permit the load of a partition that the argument `only` has excluded: add the partition to `unloaded`.
 
         This does nothing for other partitions, and in a leased log directory.
         """
         registry = self._registry
         if name in registry or name in registry.offline or name not in registry.homes:
-            # There is nothing to add. This is found out without `registry.lock`: the caller may hold a lock that must
-            # not be held when `registry.lock` is taken (see the order of locks in `logfs.locks`).
+            # There is nothing to add. Do not take `registry.lock` to find this out: the caller may hold a lock that
+            # must not be held when `registry.lock` is taken (see the order of locks in `logfs.locks`).
             return
         with registry.lock:
             home = registry.homes.get(name)
@@ -447,8 +449,9 @@ class PartitionLoader:
                 is_live=log_dir.live,
             )
         elif start.is_tiered:
-            # The load has set the log start to the first local segment. No remote segments are attached to a leased
-            # partition. So set the log start to the offset in the checkpoint, which may lie in a remote segment.
+            # A leased partition has no remote segments, so the load has set its log start to the first local segment.
+            # Set it back to the offset in the checkpoint, which may lie in a remote segment: the lease returns this
+            # offset.
             with partition.lock:
                 partition.publish(
                     log_start_offset=min(start.log_start_offset, partition.log_start_offset)
@@ -469,7 +472,8 @@ class PartitionLoader:
 
         Drops partitions that were deleted or replaced, and applies the log start offsets in the checkpoints. Adds
         new partitions, and offline ones whose directory has changed, to `unloaded`. The caller must hold
-        `PartitionRegistry.lock` now, but not while it loads partitions, because a load may wait for a bucket.
+        `PartitionRegistry.lock` during this call. It must release the lock before it loads the partitions, because a
+        load may wait for a bucket.
         """
         # First drop partitions that have left a log directory: a moved partition can then be added in the new one.
         found = {log_dir: self._drop_left(log_dir) for log_dir in log_dirs}
@@ -479,7 +483,8 @@ class PartitionLoader:
                     self._identities[directory] = identity
                     self._note(log_dir, name, path)
                 elif self._registry.homes.get(directory, log_dir) is not log_dir:
-                    # Another process is moving the partition between log directories, so it is in both for a moment.
+                    # Another process is moving the partition, which is in two log directories for a moment. Scan this
+                    # log directory again at the next `refresh`.
                     log_dir.look_again()
         for log_dir, partitions in found.items():
             for partition in list(self._registry.partitions.values()):

@@ -250,7 +250,8 @@ class PartitionRegistry:
         by the next `take_failed_offline`.
         """
         if log_dir.disk.is_disowned:
-            # Make new locks in a forked child, where a thread that holds one of the old locks does not exist.
+            # Make new locks in a forked child: if a thread of the parent holds an old one, no thread of the child can
+            # release it.
             self.lock = make_rlock(Level.REGISTRY)
             self._settling = make_lock(Level.SETTLING)
         for name, partition in self.partitions.copy().items():

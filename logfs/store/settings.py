@@ -5,7 +5,7 @@ properties files: `logfs.properties` for the broker-level settings, and `<topic>
 ignores plain files there, but does not start if it finds a directory that is not a partition's (kafka-storage 1.2).
 
 Topic names have no `@`, so `<topic>@p` cannot clash with other files. The suffix has only two characters because a
-file name may have 255: a topic's name takes up to 249 of them, and `.tmp` four.
+file name may have 255 characters: a topic's name takes up to 249 of them, and `.tmp` four.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 class Settings:
     """The settings of a store's topics and of the broker level: the changed ones (overrides), and those in force.
 
-    A change writes a file with the overrides to every log directory. Only the copy in the first directory that has
-    one is read. The first directory is written last, so its copy is unchanged if a change fails or is interrupted by
-    a crash. (If no directory had a copy before, the next opening may read the unfinished change.) The next change
-    makes all copies equal again.
+    A change writes a file with the overrides to every log directory. When overrides are read, the log directories are
+    searched in order, and the first copy of the file counts. A change writes the copy in the first log directory
+    last, so this copy is unchanged if the change fails or a crash interrupts it. (If no directory had a copy before,
+    the next opening may read the unfinished change.) The next change makes all copies equal again.
 
     Any thread may read and change settings; a mapping that was returned never changes. A topic need not have
     partitions. Methods that read a file raise `OSError`, `Corrupt` for a damaged file and `InvalidSetting` for an

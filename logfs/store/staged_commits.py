@@ -95,7 +95,7 @@ class Commits:
                 self._unreadable = error
 
     def pending(self) -> dict[LogDir, Pending]:
-        """Return the commits that are decided (certain to be done) but not done yet: at most one by log directory."""
+        """Return the commits that are decided (certain to be done) but not done: at most one per log directory."""
         return {path: log.pending for path, log in self._known.items() if log.pending is not None}
 
     def partitions(self) -> set[str]:
@@ -161,7 +161,7 @@ class Commits:
             )
             where = "" if registry.homes[name] is home else str(registry.home(name))
             parts.append(CommitPart(name, tuple(chosen), 0, 0, 0, 0, log_dir=where))
-            # Flush before the locks are taken, so that other threads do not wait for most of the fsync.
+            # Flush now, too: the flush under the locks then has little to write, and delays other threads little.
             partition.flush()
         self._check_space(parts)
         pending = Pending(writer, sequence, registry.clock(), tuple(parts))
@@ -200,9 +200,9 @@ class Commits:
     ) -> Sequence[CommitPart]:
         """Make the decision for a commit durable, append the batches, and record that the commit is done.
 
-        If the commit is decided already, only the rest is done. `home` is the log directory whose commit file records
-        the commit. The locks of the partitions are held until the batches are durable. Return the parts of the
-        commit, with the offsets of the batches.
+        Of a commit that is decided already, only the parts that are not done are appended. `home` is the log
+        directory whose commit file records the commit. The locks of the partitions are held until the batches are
+        durable. Return the parts of the commit, with the offsets of the batches.
         """
         todo = [part for part in pending.parts if not part.done]
         partitions = {part.partition: self._registry.writable(part.partition) for part in todo}
@@ -219,7 +219,7 @@ class Commits:
                     # Raise `FileNotFoundError` if the staged file is missing, for example because the partition was
                     # moved since `measure_staged`.
                     partition.disk.stat(partition.directory / file.name)
-                # Flush, because the records before the batches of a decided commit must not be lost in a crash.
+                # Flush before the decision: a crash must not lose the records before the batches of a decided commit.
                 partition.flush()
                 now_ms = self._registry.clock()
                 placed[part.partition] = assign_place(
@@ -258,8 +258,8 @@ class Commits:
                 staged_append.publish(self._registry.clock())
         for staged_append in staged_appends:
             with errors:
-                # Flush even if another partition has failed: otherwise a crash could lose batches to which later
-                # appends are added.
+                # Flush even if another partition has failed: otherwise a crash could lose these batches after later
+                # appends have followed them.
                 staged_append.partition.flush()
                 done.add(staged_append.part.partition)
         if errors.error is not None:
@@ -373,11 +373,11 @@ class Commits:
     def clear_place(self, name: str) -> None:
         """Remove from the commit file the place where a decided commit's batches begin in the partition `name`.
 
-        This must be called before the log is changed otherwise than by appends. The place is an offset and a position
-        (bytes) in the log. The next opening searches there for batches that a crash has left, and regards the commit
-        as done if retention or compaction has passed the place. A change of the log could make both wrong. A commit
-        without a place gets a new one when it is finished. If this raises `LogfsError` or `OSError`, the log must not
-        be changed. Raises `WouldBlock` in a thread that must not wait.
+        This must be called before any change of the log that is not an append. The place is an offset and a position
+        (bytes) in the log. The next opening searches there for batches that a crash has left, and regards the
+        commit as done if the log start or the cleaner offset is above the place. After such a change, either result
+        could be wrong. A commit without a place gets a new one when it is finished. If this raises `LogfsError` or
+        `OSError`, the log must not be changed. Raises `WouldBlock` in a thread that must not wait.
         """
         if name not in self.partitions():
             return
@@ -404,7 +404,7 @@ class Commits:
 
         This must be called before the partition is loaded. `directory` is the partition's directory in `log_dir`. A
         part whose batches are all in the log is recorded as done. Otherwise batches that a crash has left at the
-        place of the part are cut off. Returns whether files of the partition may have been changed. When a store is
+        place of the part are cut off. Return whether files of the partition may have been changed. When a store is
         opened, the partitions of decided commits are loaded one by one before any others, so only one thread at a
         time changes the commit file here.
         """

@@ -110,10 +110,11 @@ class Store:
         not a log directory raises `InvalidStore`, and nothing in it is changed. `clock` returns the time in ms since
         the epoch. `progress` is called with (partition, bytes read, bytes in all) during recovery, perhaps by several
         threads at the same time. `only` is the name of the one partition to load, or a function that selects
-        partitions by name. With `recover` all partitions are recovered, even after a clean shutdown. The errors are
-        those of `logfs.open`. The partitions that `only` excludes are not listed. They are loaded only if the store
-        itself needs them, for a decided commit or as part of an internal topic. With `lazy`, a partition is loaded,
-        and recovered if necessary, at its first use or by `load_all`; otherwise the constructor loads all partitions.
+        partitions by name. The partitions that `only` excludes are not listed. They are loaded only if the store
+        itself needs them, for a decided commit or as part of an internal topic. With `recover` all partitions are
+        recovered, even after a clean shutdown. With `lazy`, a partition is loaded, and recovered if necessary, at its
+        first use or by `load_all`; otherwise the constructor loads all partitions. The errors are those of
+        `logfs.open`.
 
         A `Lease` may be given in place of a log directory that another process has locked; it permits work on one
         partition. The URL of a bucket, such as `s3://bucket/prefix`, may be given alone and with `read_only`; the
@@ -148,7 +149,7 @@ class Store:
             raise
 
     def _make_parts(self) -> None:
-        """Make the parts of the store, which read nothing yet."""
+        """Make the parts of the store. Only `Commits` reads files here: the commit files."""
         registry = self.registry
         self.groups = Groups(registry, self.create)
         self.transactions = Transactions(registry, self.create, self.groups)
@@ -204,7 +205,8 @@ class Store:
         """Load the partitions of a lazy store that are not loaded yet, and recover them if necessary; may take long.
 
         Other threads may use the store meanwhile. With `gently`, loading pauses after each partition for as long as
-        the load took, unless partitions may need recovery. `stop_loading` and `close` end the loading.
+        the load took, to leave time to these threads, unless partitions may need recovery. `stop_loading` and `close`
+        end the loading.
         """
         began = time.monotonic()
         self.registry.loader.load_all(gently=gently)
@@ -275,10 +277,10 @@ class Store:
     ) -> Partition:
         """Create a partition in the log directory with the fewest partitions, and return it when it is durable.
 
-        Committed offsets of groups for a deleted partition of that name are removed. `mirror_of` and `mirrored_id`
-        are only for the process that mirrors a cluster: they are the topic's setting `logfs.mirror.source`, and the
-        topic's id in that cluster. The partition then gets this id, and no leader epoch until its first batch is
-        appended.
+        Committed offsets for an earlier partition of that name, which was deleted, are removed. `mirror_of` and
+        `mirrored_id` are only for the process that mirrors a cluster: they are the topic's setting
+        `logfs.mirror.source`, and the topic's id in that cluster. The partition then gets this id, and no leader
+        epoch until its first batch is appended.
 
         Raises `InvalidName`, `PartitionExists`, `NotWritable`, `PartitionFailed` in a closed store, `OSError`, such
         as `LogDirFailed`, and the errors of `Groups.forget`.
@@ -606,7 +608,7 @@ class Store:
             try:
                 is_clean = self.registry.partitions[name].close()
             except LogfsError as error:
-                # Ctrl-C may have left a partition half deleted.
+                # If Ctrl-C interrupted a deletion, the partition may be closed already: `close` then raises an error.
                 logger.error("%s: is not closed cleanly: %s", name, error)
                 is_clean = False
             if not is_clean:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from logfs.store.store import Store
 
 
-# Kafka refuses to create more partitions at once.
+# Kafka refuses to create more partitions than this in one request.
 MOST_PARTITIONS = 10_000
 
 
@@ -113,7 +113,10 @@ class Topic:
         records: Iterable[Value | Record],
         append: Callable[[str, list[Record]], int],
     ) -> list[tuple[int, int]]:
-        """Do the work of `append`: `append` appends records to the named partition, and returns the first offset."""
+        """Append records like `Topic.append`, but with the function `append` in place of `Partition.append`.
+
+        `append` must append the records to the named partition, and return the offset of the first.
+        """
         partitions = self.partitions
         check_partitions(self.name, partitions)
         partitioner = self._partitioner
@@ -132,7 +135,7 @@ class Topic:
         return places
 
     def flush(self) -> None:
-        """Return when all records of the topic are durable."""
+        """Make all records of the topic durable."""
         for partition in self.partitions:
             writable(partition).flush()
 

@@ -1,15 +1,16 @@
 """Transactions over several partitions, by transactional id (Kafka's TransactionCoordinator).
 
-The state of each id is a record in `__transaction_state`, as a broker writes it. For example, an id writes to a-0 and
-b-0, and commits:
+The state of each transactional id is a record in `__transaction_state`, as a broker writes it. For example, a
+transaction appends to the partitions a-0 and b-0, and commits:
 
 1. The status ONGOING with a-0 is made durable, then records are appended to a-0; the same for b-0.
 2. a-0 and b-0 are made durable, then the status PREPARE_COMMIT. From here on the transaction is committed.
 3. A marker is appended to a-0 and to b-0 and made durable, and readers of committed records see the transaction.
 4. The status COMPLETE_COMMIT is written.
 
-After a crash, `finish` aborts a transaction of step 1, and goes on with step 3 for one of step 2 or 3. Each step is
-durable before the next one begins, so no partition keeps a transaction of which `__transaction_state` knows nothing.
+After a crash, `finish` aborts a transaction whose status is ONGOING, and does steps 3 and 4 for one whose status is
+PREPARE_COMMIT. Each step is durable before the next one begins. So `__transaction_state` names every partition with
+records of an open transaction.
 """
 
 from __future__ import annotations
@@ -54,11 +55,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TOPIC = "__transaction_state"
-# Kafka's transaction.max.timeout.ms is 15 minutes, and a producer's default is this.
+# The default timeout of a transaction, as in Kafka's producers. Kafka's maximum is 15 minutes
+# (transaction.max.timeout.ms).
 TIMEOUT_MS = 60_000
-# A broker numbers its producers from 0. The ids of logfs are random numbers far above, so no broker gives one again.
+# The least producer id that logfs assigns. Brokers count producer ids up from 0, so they never reach those of logfs.
 _FIRST_PRODUCER_ID = 1 << 62
-# With the greatest epoch nothing could be fenced any more, so an id gets another producer id first.
+# The last producer epoch with which a transaction begins: the greatest int16 is left for fencing this transaction.
+# The next transaction of the transactional id gets a new producer id.
 _LAST_EPOCH = 2**15 - 2
 _PREPARED = {
     TransactionStatus.PREPARE_COMMIT: TransactionStatus.COMPLETE_COMMIT,
@@ -94,15 +97,15 @@ class Transactions:
         self._replays: list[_Replay] = []
         # When `upkeep` last called `finish` (ms since the epoch).
         self._finished_ms = -1
-        # The transactions that were begun here and have not ended, by transactional id.
+        # The transactions that this object has begun and that have not ended, by transactional id.
         self._running: dict[str, Transaction] = {}
 
     def begin(self, transactional_id: str, timeout_ms: int = TIMEOUT_MS) -> Transaction:
-        """Begin a transaction; an open one with the same id is aborted, and its object can do nothing any more.
+        """Begin a transaction. An open transaction with the same id is aborted; its object then refuses all calls.
 
-        `timeout_ms` is for a broker that takes over the directory: so long after the beginning, it aborts the
-        transaction. Raises `InvalidName` for an empty id,
-        `NotWritable`, and the errors of `finish` for an earlier transaction with this id.
+        `timeout_ms` is only for a broker that takes over the log directory: the broker aborts the transaction when
+        this time has passed since the begin. Raises `InvalidName` for an empty or too long id, `NotWritable`, and the
+        errors of writes that end an earlier transaction with this id.
         """
         if not transactional_id or len(transactional_id.encode()) > 2**15 - 1:
             raise InvalidName(
@@ -114,7 +117,7 @@ class Transactions:
             before = self._states().get(transactional_id)
             running = self._running.get(transactional_id)
             if running is not None and (before is None or before.producer_epoch < running.epoch):
-                # It has written nothing, so its epoch is in no record.
+                # The running transaction has written no state yet, so its producer epoch is in no record.
                 before = running.state
             if before is not None:
                 before = self._ended(before)
@@ -127,7 +130,10 @@ class Transactions:
             return found
 
     def upkeep(self, now_ms: int) -> None:
-        """Call `finish` as often as the settings say; `now_ms` is ms since the epoch."""
+        """Call `finish`, at intervals of `transaction.abort.timed.out.transaction.cleanup.interval.ms`.
+
+        `now_ms` is the time now, in ms since the epoch.
+        """
         broker = self._registry.settings.broker_config
         wait_ms = broker.transaction_abort_timed_out_transaction_cleanup_interval_ms
         if not self._finished_ms <= now_ms < self._finished_ms + wait_ms:
@@ -135,10 +141,12 @@ class Transactions:
             self.finish()
 
     def finish(self) -> None:
-        """Carry out the decided transactions, and abort those that nobody continues.
+        """Write the missing markers of decided transactions, and abort open transactions that nobody continues.
 
-        Those are the transactions of an earlier process, and after their timeout those of a broker's producers. An
-        error is logged, and the transaction stays as it is until the next call.
+        Nobody continues the transactions that an earlier process began. Those of a broker's producers may continue
+        until their timeout has passed. Transactions that this object has begun are left alone. If a transaction
+        cannot be ended, the error is logged, and the next call tries again. Raises `OSError` if `__transaction_state`
+        cannot be read.
         """
         with self._registry.disk.hold(self._lock):
             for state in self._states().values():
@@ -160,7 +168,7 @@ class Transactions:
                     )
 
     def _states(self) -> dict[str, TransactionState]:
-        """Return the states of all ids. The caller must hold `_lock`."""
+        """Return the state of each transactional id, by id. The caller must hold `_lock`."""
         known = {replay.log: replay for replay in self._replays}
         self._replays = [known.get(log) or _Replay(log) for log in self._topic.logs()]
         found: dict[str, TransactionState] = {}
@@ -170,7 +178,10 @@ class Transactions:
         return found
 
     def _ended(self, state: TransactionState) -> TransactionState:
-        """Abort an open transaction, or carry out a decided one; return the state then. The caller holds `_lock`."""
+        """Abort an open transaction, or write the markers of a decided one, and return the new state.
+
+        The caller must hold `_lock`.
+        """
         if state.status is TransactionStatus.ONGOING:
             # A higher epoch fences the producer of the transaction in every partition.
             epoch = min(state.producer_epoch + 1, _LAST_EPOCH + 1)
@@ -206,7 +217,7 @@ class Transactions:
     def _write(
         self, state: TransactionState, status: TransactionStatus, *, durable: bool
     ) -> TransactionState:
-        """Append the state of an id with a new status, and return it. The caller must hold `_lock`."""
+        """Append a record with `state` and its new `status`; return the new state. The caller must hold `_lock`."""
         now_ms = self._registry.clock()
         started_ms = now_ms if state.started_ms < 0 else state.started_ms
         state = state._replace(status=status, updated_ms=now_ms, started_ms=started_ms)
@@ -217,11 +228,15 @@ class Transactions:
             log.flush()
         return state
 
-    # The parts of `Transaction` that need the lock.
+    # The methods that `Transaction` calls.
 
     @contextmanager
     def running(self, transaction: Transaction) -> Iterator[None]:
-        """Hold the lock while `transaction` is changed. Raises `InvalidProducerEpoch` if a later one has its id."""
+        """Hold `_lock` while the caller changes `transaction`.
+
+        Raises `InvalidTransactionState` if it has ended, and `InvalidProducerEpoch` if a later transaction with its
+        id has aborted it.
+        """
         with self._registry.disk.hold(self._lock):
             name = transaction.state.transactional_id
             if self._running.get(name) is not transaction:
@@ -235,18 +250,18 @@ class Transactions:
             yield
 
     def is_running(self, transaction: Transaction) -> bool:
-        """Whether a transaction has not ended, and no later one has its id."""
+        """Whether a transaction has not ended, and no later transaction has the same id."""
         return self._running.get(transaction.state.transactional_id) is transaction
 
     def add(self, transaction: Transaction, name: TopicPartition) -> None:
-        """Note durably that a transaction writes to a partition. The caller holds the lock (`running`)."""
+        """Record durably that a transaction appends to the partition `name`. The caller must hold `_lock`."""
         state = transaction.state
         if name not in state.partitions:
             state = state._replace(partitions=(*state.partitions, name))
             transaction.state = self._write(state, TransactionStatus.ONGOING, durable=True)
 
     def end(self, transaction: Transaction, *, commit: bool) -> None:
-        """End a transaction durably. The caller holds the lock (`running`)."""
+        """Commit or abort a transaction durably. The caller must hold `_lock`."""
         state = transaction.state
         if state.partitions:
             if commit:
@@ -280,7 +295,7 @@ class Transaction:
 
     @property
     def is_open(self) -> bool:
-        """Whether the transaction has not ended, and no later one has aborted it."""
+        """Whether the transaction has not ended, and no later transaction has aborted it."""
         return self._transactions.is_running(self)
 
     @property
@@ -309,7 +324,8 @@ class Transaction:
     def _append(
         self, log: Partition, records: Iterable[Value | Record], *, coordinator: bool
     ) -> int:
-        # A partition that takes no appends would take no marker, either.
+        # Check this before the partition becomes part of the transaction: if it refuses appends, it would also refuse
+        # the marker.
         log.check_appendable()
         self._transactions.add(self, log.name)
         first, self._sequences[log] = log.append_transactional(
@@ -324,8 +340,9 @@ class Transaction:
     def commit(self) -> None:
         """Make the transaction visible to readers of committed records; it is durable when this returns.
 
-        If a marker cannot be written, the error is raised, and the transaction stays committed: the next `begin` with
-        its id, the upkeep or the next opening of the store writes the marker. Raises the errors of `append`.
+        If a marker cannot be written, the error is raised, but the transaction is committed. The missing markers are
+        written by the next `begin` with its id, or after the next opening of the store. Also raises the errors of
+        `append`.
         """
         with self._transactions.running(self):
             self._transactions.end(self, commit=True)
@@ -337,7 +354,7 @@ class Transaction:
 
 
 class _Replay(Replay):
-    """The states in one partition of `__transaction_state`, read up to the offset `end`."""
+    """The states of the transactional ids in one partition of `__transaction_state`, read up to the offset `end`."""
 
     def __init__(self, log: Log) -> None:
         super().__init__(log, "transactions")

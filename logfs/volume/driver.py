@@ -48,8 +48,9 @@ class VolumeDriver:
     def __init__(self, state: Path, logs: Path) -> None:
         """Keep the table of volumes and the mountpoints in the directory `state`.
 
-        A volume without the option `logdir` has its log directory in `logs`. Mounts of an earlier process stay in
-        use. Raises `Corrupt` for a malformed table, `InvalidStore` if another process uses `state`, and `OSError`.
+        A volume without the option `logdir` has its log directory in `logs`. The mounts that an earlier process has
+        made with the same `state` stay in use. Raises `Corrupt` for a malformed table, `InvalidStore` if another
+        process uses `state`, and `OSError`.
         """
         self._logs, self._state = logs, state
         for path in (state / "mounts", logs):
@@ -73,8 +74,8 @@ class VolumeDriver:
     def _forget_ended(self) -> None:
         """Remove the ids of each volume that is not mounted now, then unmount each log directory that no id uses.
 
-        A volume is not mounted, for example, after a reboot. But a volume whose daemon has died keeps its ids,
-        because its containers may still run.
+        After a reboot, for example, no volume is mounted. But a volume whose daemon has died keeps its ids, because
+        its containers may still run.
         """
         for volume in self._table:
             logdir, ro = volume.options.logdir, volume.options.ro
@@ -183,7 +184,7 @@ class VolumeDriver:
             self._end_unused(volume.options)
 
     def _end_unused(self, options: VolumeOptions) -> None:
-        """Unmount the log directory of `options`, whose lock the caller must hold, if no id uses that mount."""
+        """End the mount of `options` if no id uses it. The caller must hold the lock of its log directory."""
         with self._lock:
             used = [
                 each

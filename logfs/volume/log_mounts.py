@@ -85,8 +85,8 @@ class LogMounts:
         log_file = mountpoint.with_name(f"{mountpoint.name}.log")
         words = ["mount", f"--log-file={log_file}", *(["--read-only"] if ro else [])]
         if os.geteuid() == 0:
-            # Permit access by other users, as which the processes in containers run. Root may always use this option;
-            # other users may use it only if /etc/fuse.conf permits it.
+            # The processes in containers may run as other users, which get access by this option. Root may always use
+            # the option; other users may use it only if /etc/fuse.conf permits it.
             words.append("-oallow_other")
         self._run([*words, "--", logdir, str(mountpoint)])
         return mountpoint

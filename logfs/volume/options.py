@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]*")
 _MOST_NAME_BYTES = 255
 _YES, _NO = ("", "1", "true", "yes"), ("0", "false", "no")
+# The greatest user id or group id. For chown(2), the next number means "no change".
 _GREATEST_ID = 2**32 - 2
 _TEXTS = ("logdir", "topic", "partition")
 

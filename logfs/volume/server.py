@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# The most bytes of the body of a request.
 _MOST_BYTES = 1 << 20
 _TYPE = "application/vnd.docker.plugins.v1.1+json"
 # The first descriptor that systemd passes to a service with a socket.

@@ -31,7 +31,7 @@ class VolumeTable:
     """
 
     def __init__(self, disk: Disk, path: Path) -> None:
-        """Read the table from the file `path`, if it exists. Raises `Corrupt` for other content, and `OSError`."""
+        """Read the table from the file `path`, if it exists. Raises `Corrupt` for a malformed file, and `OSError`."""
         self._disk = disk
         self._path = path
         self._volumes: dict[str, Volume] = {}
@@ -66,7 +66,7 @@ class VolumeTable:
         self._write({each.name: each for each in self if each.name != name})
 
     def _write(self, volumes: dict[str, Volume]) -> None:
-        """Write `volumes` to the file, and then keep them in this object, which an `OSError` leaves unchanged."""
+        """Write `volumes` to the file, then keep them in this object. An `OSError` leaves this object unchanged."""
         content = {
             name: {"options": each.options.to_json(), "ids": sorted(each.ids)}
             for name, each in volumes.items()

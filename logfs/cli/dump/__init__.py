@@ -1,8 +1,8 @@
 """`logfs dump`: print files line by line, as kafka-dump-log does (kafka-storage 13).
 
 In this package "the tool" is kafka-dump-log. As in the tool, the lines go to standard output, and the summary of
-findings at the end goes to standard error. With `--json`, both go to standard output, one JSON object per line. For a
-file on which the tool would fail with an exception, an error goes to standard error, and the next file is dumped.
+findings at the end goes to standard error. With `--json`, both go to standard output, one JSON object per line. If
+the tool would fail on a file with an exception, an error goes to standard error, and the next file is dumped.
 
 - `job`: the options, the output and the findings of one run.
 - `log`, `indexes`, `producers`: the kinds of files. `batches`: the batches of a .log file.

@@ -31,8 +31,8 @@ from logfs.log.disk.disk import ReadOnlyDisk
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# The fields that kafka-dump-log reads before it knows the size of a batch's header: base offset, length, and (as `x`)
-# leader epoch and magic.
+# The fields that kafka-dump-log reads before it knows the size of a batch's header: base offset and length, and then
+# the leader epoch and the magic, which are skipped here (`5x`).
 _START = struct.Struct(">qi5x")
 # The smallest valid value of a batch's length field.
 _SMALLEST_BYTES = 14
@@ -94,8 +94,8 @@ class LogFile:
 def _legacy_header(head: memoryview) -> Header:
     """Return the header of a message of magic 0 or 1 in the form of a batch header, with a record count of 1.
 
-    The base offset is the offset in the message's header. If the message is a wrapper, which has compressed messages
-    in its value, this is the offset of the last of them.
+    The base offset is the offset in the message's header. In a wrapper, which has compressed messages in its value,
+    that is the offset of the last compressed message.
     """
     offset, length, crc, magic, attributes = MESSAGE.unpack_from(head)
     timestamp = NO_TIMESTAMP

@@ -39,7 +39,7 @@ def dump_offset_index(name: str, job: DumpJob) -> None:
         return
     for number, entry in enumerate(index):
         if number and entry.offset == index.base_offset:
-            return  # preallocated space after the entries
+            return  # the rest of the file is preallocated space
         found = _batch_at(log, entry.position, job)
         if found != entry.offset:
             job.findings.add(MISMATCH, name, indexOffset=entry.offset, logOffset=found)

@@ -53,9 +53,9 @@ class DumpJob:
 class DumpFinding(NamedTuple):
     """A kind of finding, such as index entries that do not match the log.
 
-    `heading` is a format string for the line above the findings of a file, with the file's name. `line` is the format
-    string for one finding, with its numbers. `name` is the name of the kind in the JSON output. `wrong` is True if
-    findings of this kind are errors.
+    `heading` is the format string of the line above the findings in a file; its placeholder is for the file's path.
+    `line` is the format string of one finding; its placeholders are for the numbers of the finding. `name` is the
+    name of the kind in the JSON output. `wrong` is True if findings of this kind are errors.
     """
 
     heading: str

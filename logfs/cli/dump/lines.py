@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 DELETED = "<DELETE>"
 """The tool's text for a null value of a decoded record; the JSON output has null instead."""
 
+# The fields that kafka-dump-log prints as Java's `OptionalLong`.
 _OPTIONAL = frozenset({"deleteHorizonMs", "currentTxnFirstOffset"})
 # The fields of control records after whose names kafka-dump-log prints no colon.
 _BARE = frozenset({"SnapshotHeader", "SnapshotFooter", "KRaftVersion", "KRaftVoters"})
@@ -109,9 +110,9 @@ def _unicode(value: Any) -> Any:
 
 
 def _data(value: Any) -> Any:
-    """Return bytes as JSON: a string, or a base64 object if they are not UTF-8. orjson calls this for other types.
+    """Return bytes as JSON: a string, or an object with base64 if the bytes are not UTF-8.
 
-    Raises `TypeError` for a type other than bytes.
+    orjson calls this function for values that it cannot write. Raises `TypeError` for a type other than bytes.
     """
     if isinstance(value, bytes):
         return orjson.Fragment(envelope.text(value))

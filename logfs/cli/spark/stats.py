@@ -1,4 +1,4 @@
-"""`logfs spark stats`: count records, bytes, keys and times, and print a table or JSON, or draw a plot."""
+"""`logfs spark stats`: count records, bytes, keys and times, print a table or JSON, and with `--plot` draw a plot."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _file(text: str) -> Path:
     """Return the path of the plot to write.
 
-    Raises `ArgumentTypeError` if its directory does not exist, so that this is known before the long count.
+    Raises `ArgumentTypeError` if its directory does not exist, so that the command fails before the long count.
     """
     path = Path(text)
     if not path.parent.is_dir():

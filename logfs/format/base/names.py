@@ -31,18 +31,19 @@ MAX_SEGMENT_BYTES = 2**31 - 1
 KEY_INDEX = "logfs.keys"
 COMMITTED_KEY_INDEX = "logfs.keys.committed"
 
-# Files in a partition directory with the id of its topic, and with the leader epochs (kafka-storage 1.5, 10.1).
+# The files in a partition directory that hold the topic's id and the leader epochs (kafka-storage 1.5, 10.1).
 PARTITION_METADATA = "partition.metadata"
 LEADER_EPOCHS = "leader-epoch-checkpoint"
 
-# Suffixes that follow another suffix, as in `<base>.log.deleted`: a file to be removed, and the output of a
-# compaction while it is incomplete and when it is complete.
+# Suffixes that follow another suffix, as in `<base>.log.deleted`. DELETED marks a file that will be removed, CLEANED
+# the incomplete output of a compaction, and SWAP its complete output.
 DELETED = ".deleted"
 CLEANED = ".cleaned"
 SWAP = ".swap"
 
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
+# The number of digits in the name of a segment file, and the most characters in the names of a topic and a file.
 STEM_DIGITS = 20
 TOPIC_LENGTH = 249
 FILE_NAME_LENGTH = 255
@@ -158,10 +159,11 @@ def parse_directory(name: str) -> TopicPartition:
 
 
 def partitions_named(name: str, existing: Collection[str]) -> list[str]:
-    """Return the name of the partition `name` or, if there is none, those of all partitions of the topic `name`.
+    """Return the names of the partitions that `name` stands for: one partition, or all partitions of a topic.
 
-    `existing` has the names of all partition directories. The result is in the order of the partition numbers. If
-    neither a partition nor a topic is called `name`, the result is [`name`].
+    `existing` has the names of all partition directories. If a partition is called `name`, the result is [`name`].
+    Otherwise the result has all partitions of the topic `name`, in the order of their numbers. It is [`name`] again
+    if there is no such topic either.
     """
     if name in existing:
         return [name]

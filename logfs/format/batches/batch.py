@@ -1,6 +1,7 @@
-"""Record batch, magic 2: the header, the CRC, parsing a batch and sealing a new one (kafka-storage 2.1 to 2.6).
+"""Record batches of magic 2: the header, the CRC, parsing a batch and sealing a new one (kafka-storage 2.1 to 2.6).
 
-A table in `docs/kafka-storage.md` describes the layout. The tests check that the table agrees with `Header`.
+To seal a batch is to write its header and its CRC. A table in `docs/kafka-storage.md` describes the layout. The tests
+check that the table agrees with `Header`.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ class Header(NamedTuple):
 
     @property
     def has_holes(self) -> bool:
-        """Whether the batch has fewer or more records than offsets, as after compaction.
+        """Whether the number of records differs from the number of offsets. Compaction removes records, not offsets.
 
         Always False for magic 0 and 1.
         """

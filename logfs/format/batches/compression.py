@@ -4,7 +4,7 @@ Compressed bytes come from a disk or a client, so a small malicious input could 
 `decompress` therefore has a `limit` in bytes. It never allocates a declared size above the limit, and stops as soon
 as the output exceeds the limit.
 
-Each codec's library is imported where it is used, because most commands do not use most codecs.
+The library of a codec is imported in the functions that use it, so that a command loads only the codecs it needs.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ SNAPPY_VERSION = 1
 SNAPPY_HEADER = struct.Struct(">8sii")
 BLOCK_LENGTH = struct.Struct(">i")
 
+# zlib's number for the gzip format with the largest window, 32 KiB.
 GZIP_WBITS = 31
 KAFKA_LZ4_DEFAULT_LEVEL = 9
 LZ4_HIGH_COMPRESSION_LEVELS = range(3, 13)
@@ -39,8 +40,8 @@ LZ4_CONTENT_SIZE_BIT = 0x08
 LZ4_DICTIONARY_BIT = 0x01
 _UINT32 = 0xFFFFFFFF
 
-# How many bytes of input are decompressed in one step. The output of a step is at most about 4 MiB: in deflate, two
-# bits can become 258 bytes; in LZ4, one byte 255 bytes; in zstd, four bytes a block of 128 KiB.
+# How many bytes of input are decompressed in one step. The output of a step is at most about 4 MiB: two bits of
+# deflate can become 258 bytes, one byte of LZ4 can become 255 bytes, and four bytes of zstd can become 128 KiB.
 GZIP_STEP_BYTES = 4 * 1024
 LZ4_STEP_BYTES = 16 * 1024
 ZSTD_STEP_BYTES = 128
@@ -136,7 +137,7 @@ def _checked_level(codec: Codec, level: int | None) -> int:
 
 
 class _Output:
-    """The decompressed output so far, at most `limit` bytes."""
+    """The decompressed output so far: at most `limit` bytes, of which `room` are not used yet."""
 
     def __init__(self, codec: Codec, limit: int) -> None:
         self.codec = codec

@@ -1,7 +1,7 @@
 """Messages of magic 0 and 1, which Kafka wrote before record batches (kafka-storage 2.7). logfs only reads them.
 
 A message is a batch by itself, or a wrapper, whose value decompresses to further messages. In both cases
-`LegacyBatch` has the header that a batch of magic 2 would have, so that code above `format` does not have to
+`LegacyBatch` has the header that a batch of magic 2 would have, so that code that uses `format` does not have to
 distinguish old and new batches.
 """
 
@@ -49,6 +49,7 @@ _ATTRIBUTES = (CODEC_MASK, CODEC_MASK | LOG_APPEND_TIME_BIT)
 # The largest number of messages in a wrapper. More are refused: their `LegacyMessage` objects would take gigabytes.
 _MOST_MESSAGES = 1_000_000
 
+# The size in bytes of the smallest message, including its offset and size fields.
 SMALLEST_BYTES = LENGTH_OVERHEAD + _LEAST[0]
 
 
@@ -122,9 +123,9 @@ class LegacyBatch(Batch):
     """A single message, or a compressed wrapper with the messages in it.
 
     `unpacked` contains the bytes of all `messages`: those of the single message, or the decompressed value of the
-    wrapper. The offsets in `messages` are those in the log, not those inside the wrapper. A `LegacyBatch` is always
-    complete and valid, unlike a `Batch`: even the base offset of a wrapper is known only after all of its messages
-    are parsed. For other bytes `parse` raises `Corrupt`.
+    wrapper. The offsets in `messages` are those in the log, not those inside the wrapper. Unlike a `Batch`, a
+    `LegacyBatch` is always complete and valid: `parse` must read all messages in any case, because they determine the
+    base offset of a wrapper, and it raises `Corrupt` if a message is not valid.
     """
 
     unpacked: bytes | memoryview

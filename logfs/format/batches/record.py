@@ -25,8 +25,8 @@ NO_TIMESTAMP = -1
 # The smallest size of a record in bytes: one byte each for the length, attributes, timestamp delta, offset delta, key
 # length, value length and header count.
 SMALLEST_RECORD = 7
-# The largest number of records in a batch. More are refused: even if their bytes stay below the limit of
-# `compression`, their columns or text would take gigabytes. No producer sends that many.
+# The largest number of records in a batch. A batch with more records is refused: even if its bytes stay below the
+# limit of `compression`, its columns or its text would take gigabytes. No producer sends so many records.
 MOST_RECORDS = 4_000_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # The types that need no conversion: of a value or a key, of a timestamp, and of headers.
@@ -78,7 +78,7 @@ def as_records(items: Iterable[object]) -> list[Record]:
     An item is a `Record`, or a value. A value, a key or the value of a header may be bytes, bytearray, memoryview, or
     a str, which is encoded in UTF-8. Headers may be a mapping, and a timestamp may be a datetime with a time zone.
     Raises `TypeError`, with the name of the field, for any other type, and if `items` is a single record or value.
-    Raises `ValueError` for a str that UTF-8 cannot encode, and for a time before 1970.
+    Raises `ValueError` for a str that UTF-8 cannot encode, and for a datetime before 1970.
     """
     if isinstance(items, (bytes, bytearray, memoryview, str, Record)):
         raise TypeError(f"give a list of records, as in append([record]), not one {_kind(items)}")
@@ -88,7 +88,7 @@ def as_records(items: Iterable[object]) -> list[Record]:
 
 
 def _is_plain(record: Record) -> bool:
-    """Whether no field needs conversion. This check of each record takes a few per cent of the time of an append."""
+    """Whether no field needs conversion. The code is written for speed: an append calls it for each record."""
     if not (
         type(record.value) in _PLAIN
         and type(record.key) in _PLAIN
@@ -122,7 +122,8 @@ def _as_record(item: object) -> Record:
 def as_bytes(field: str, value: object) -> bytes | None:
     """Return a value, a key or the value of a header as bytes; None stays None.
 
-    Raises `TypeError` with the name of the field for another type, and `ValueError` for a str that is not UTF-8.
+    Raises `TypeError`, with the name of the field, for another type, and `ValueError` for a str that UTF-8 cannot
+    encode.
     """
     if value is None or type(value) is bytes:
         return value
@@ -155,7 +156,7 @@ def _as_headers(headers: object) -> Sequence[tuple[str, bytes | None]]:
 
 
 def as_ms(time: object) -> int | None:
-    """Return a time in ms since the epoch. It is given in ms, or as a datetime with a time zone; None stays None.
+    """Return `time`, which is in ms or a datetime with a time zone, as ms since the epoch; None stays None.
 
     Raises `TypeError` for any other type, and `ValueError` for a datetime before 1970.
     """
@@ -231,8 +232,8 @@ def find_record(data: bytes | memoryview, count: int, offset_delta: int) -> int 
     """Return the position in `data` of the record with `offset_delta`; None if no record has it.
 
     `data` has the uncompressed records of a batch, `count` is their number. The search stops at the first record with
-    `offset_delta` or a higher delta. Raises `Corrupt` if the length or a delta of a record up to there is malformed,
-    or if there is no such record and bytes follow the last record.
+    `offset_delta` or a higher delta. Raises `Corrupt` if the length or a delta of a record up to this one is
+    malformed, or if all records have lower deltas and bytes follow the last record.
     """
     position = 0
     for _ in range(count):

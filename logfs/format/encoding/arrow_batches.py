@@ -1,6 +1,6 @@
 """Records as Arrow batches with the columns of Spark's Kafka source, without a Python object per record.
 
-This module imports pyarrow; only Spark's part and `PartitionColumns` import this module.
+This module imports pyarrow, which may not be installed, so only `logfs.spark` and `PartitionColumns` import it.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ SCHEMA = pa.schema(
 # number of bytes is small enough that the allocator reuses the memory of the previous batch.
 _BATCH_ROWS = 20_000
 _BATCH_BYTES = 2 << 20
+# How many units of an Arrow timestamp a millisecond has, by the name of the unit.
 _PER_MS = {"ms": 1, "us": 1000}
 # The least and the greatest time, in ms, that fit Spark's type of timestamps, an int64 in microseconds.
 FIRST_MS, LAST_MS = -(2**63) // 1000 + 1, (2**63 - 1) // 1000
@@ -65,10 +66,10 @@ class BatchMaker:
     def batch(self, runs: Sequence[ArrowRun]) -> pa.RecordBatch:
         """Return the records of `runs` as one Arrow batch.
 
-        Raises `ValueError` if the keys together have 2 GiB or more, or the values, or the header keys, or the header
-        values. Raises `Corrupt` for malformed headers.
+        Raises `ValueError` if all keys, all values, all header keys or all header values together have 2 GiB or more.
+        Raises `Corrupt` for malformed headers.
         """
-        # Not above: this imports the compiled kernels.
+        # Imported here, not at the top of the module, because `arrow_layout` loads numba.
         from logfs.format.encoding.arrow_layout import gather
 
         counts = [len(run.columns) for run in runs]
@@ -109,7 +110,7 @@ def table(topic: str, partition: int, columns: Columns) -> pa.Table:
 
 
 def grouped(runs: Iterable[ArrowRun]) -> Iterator[list[ArrowRun]]:
-    """Divide runs of records into groups, in the same order, one for each Arrow batch.
+    """Yield the runs in groups, in the same order: one group for each Arrow batch.
 
     A group has at most 20,000 rows and about 2 MiB of keys, values and headers. Larger runs are split.
     """
@@ -154,7 +155,7 @@ def _numbers(values: np.ndarray, kind: pa.DataType | None = None) -> pa.Array:
 
 
 def _timestamps(times_ms: np.ndarray, kind: pa.DataType) -> pa.Array:
-    """Convert times to an Arrow array of the type `kind`. A time too large for an int64 in this unit becomes null."""
+    """Return times as an Arrow array of the type `kind`. A time that exceeds an int64 in its unit becomes null."""
     factor = _PER_MS[kind.unit]
     fits = (times_ms >= FIRST_MS) & (times_ms <= LAST_MS)
     if factor == 1 or fits.all():
@@ -176,7 +177,7 @@ def binary_array(field: GatheredField, kind: pa.DataType | None = None) -> pa.Ar
 
 
 def _repeated(texts: Sequence[bytes], counts: Sequence[int]) -> pa.Array:
-    """Return an Arrow array of strings in which each text is repeated as often as the number in `counts` says."""
+    """Return an Arrow array of strings in which texts[i] is repeated counts[i] times."""
     offsets = np.zeros(sum(counts) + 1, np.int32)
     np.cumsum(np.repeat(np.array([*map(len, texts)], np.int32), counts), out=offsets[1:])
     data = b"".join(text * count for text, count in zip(texts, counts, strict=True))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from logfs.format.batches.columns import Columns
 
+# The most bytes that one column can have: its offsets are int32.
 _MOST_BYTES = 2**31 - 1
 
 

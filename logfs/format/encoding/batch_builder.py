@@ -58,6 +58,8 @@ _EXPANSION = 64
 # The largest number of bytes that the frame of a codec adds, even to a very short stream.
 _FRAME_BYTES = 64
 
+# The size in bytes of an envelope with CreateTime, a null key and no headers. Its prefix, offset, timestamp and value
+# are not counted.
 _LINE_ENVELOPE = len(envelope.encode(Record(b"", timestamp=0, offset=0), b"")) - len('0""0')
 
 
@@ -109,7 +111,7 @@ class NewBatch:
     """A sealed batch (complete, with header and CRC) that has no base offset yet.
 
     `max_timestamp` is in ms. `text` is the size of the records as text: as lines, and as JSON envelopes. The digits
-    of the offsets in the envelopes are not counted; the log adds their number when it assigns the offsets.
+    of the offsets in the envelopes are not counted; the log adds them to the size when it assigns the offsets.
     """
 
     data: bytearray | memoryview
@@ -120,7 +122,7 @@ class NewBatch:
 
 @dataclass(slots=True)
 class Built:
-    """The result of building batches: the batches, how much of the input they hold, and the error that stopped it.
+    """The result of building batches: the batches, how much of the input they hold, and the error that ended it.
 
     `consumed` counts bytes if the input was lines (`of_lines`), and records if it was records. `refused` is the error
     for the first line or record that is in no batch; it is None if the batches hold the whole input.
@@ -335,7 +337,10 @@ def sealed(
 def of_transaction(
     data: bytearray | memoryview, producer_id: int, producer_epoch: int, sequence: int
 ) -> bytearray:
-    """Return a sealed batch as one of a producer's transaction; `sequence` is that of its first record."""
+    """Return a copy of the sealed batch `data` that belongs to a producer's transaction.
+
+    `sequence` is the sequence number of the first record.
+    """
     header = Batch.parse(data).header
     copy = bytearray(data)
     seal(
@@ -427,6 +432,7 @@ def build_marker(
 
 
 def _label_growth(form: BatchFormat) -> int:
+    """Return by how many bytes the label of the timestamp type is longer than `CreateTime`."""
     return len(form.timestamp_type.label) - len(TimestampType.CREATE_TIME.label)
 
 

@@ -70,8 +70,8 @@ def build_rows(rows: Rows, order: Int64s, form: BatchFormat) -> Iterator[NewBatc
 
     The bytes of a batch are valid until the next batch is requested. The records of a batch take at most
     `TARGET_BYTES` before compression; a larger record is alone in its batch. The sizes of the records as text are not
-    measured: `NewBatch.text` has only their number, and 0 for the sizes. Raises `RecordTooLarge` if a batch exceeds
-    the limit of `form`, and `InvalidRecord` for a timestamp below -1.
+    measured: `NewBatch.text` has only the number of records, and 0 for both sizes. Raises `RecordTooLarge` if a batch
+    exceeds the limit of `form`, and `InvalidRecord` for a timestamp below -1.
     """
     times = rows.timestamps[order]
     if len(order) and times.min() < NO_TIMESTAMP:

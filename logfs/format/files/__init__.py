@@ -5,5 +5,5 @@
 - `producer_snapshot`: the state of all producers at one offset.
 - `aborted_transactions`: the entries of the transaction index.
 - `key_table_format`: the file of a key index, which has the newest offset of each key.
-- `commit_file`: the file that records commits of staged batches, which append to several partitions at once.
+- `commit_file`: the file that records commits. A commit appends staged batches to several partitions at once.
 """

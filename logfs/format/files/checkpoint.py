@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
 VERSION = 0
 
-# Line ends and blanks within a line as Java defines them. Python's `splitlines` and `split` accept further
-# characters.
+# Line ends and blanks as Java defines them. Python's `splitlines` and `split` also accept other characters, so they
+# are not used here.
 LINE_END = re.compile(r"\r\n|\r|\n")
 BLANKS = re.compile(r"[ \t\v\f]+")
+# A decimal number. Group 1 is the number without leading zeros, so `int` gets a short text.
 NUMBER = re.compile(r"0*([0-9]{1,19})")
 # Zero bytes to search for in a file: a crash during a write can leave very many, and a valid file has none.
 _HOLE = bytes(64)
@@ -143,7 +144,7 @@ UUID_TEXT = re.compile(r"[A-Za-z0-9_-]{22}(==)?")
 
 
 def uuid_to_text(value: uuid.UUID) -> str:
-    """Return Kafka's text form of an id, 22 characters (kafka-storage 1.5)."""
+    """Return a UUID as text in Kafka's form, which has 22 characters (kafka-storage 1.5)."""
     return base64.urlsafe_b64encode(value.bytes).rstrip(b"=").decode()
 
 
@@ -258,7 +259,7 @@ def parse_properties(data: bytes) -> dict[str, str]:
 def _property_lines(text: str) -> Iterator[tuple[int, str]]:
     """Yield (number, line) for each line that is neither a comment nor empty.
 
-    A line that ends in a backslash is joined with the next line; their number is that of the first.
+    A line that ends in a backslash is joined with the next line. A joined line has the number of its first part.
     """
     lines = enumerate(LINE_END.split(text), start=1)
     for number, line in lines:
@@ -300,7 +301,8 @@ def _paired(text: str, line: int) -> str:
         raise Corrupt(f"line {line}: an escape \\uD800 to \\uDFFF without its other half") from None
 
 
-# Only the existence of .kafka_cleanshutdown counts (kafka-storage 1.7); it may contain a broker epoch.
+# The existence of .kafka_cleanshutdown shows that the shutdown was clean, whatever the file contains (kafka-storage
+# 1.7). It may contain a broker epoch.
 
 UNKNOWN_BROKER_EPOCH = -1
 

@@ -1,8 +1,9 @@
 """The commit file in a log directory: the last completed commit of each writer, and at most one commit in progress.
 
-A writer stages batches in files. A commit appends them to one or several partitions, all or none. The commit is
-decided by the rename that replaces the commit file: from then on, it is completed even after a crash. The file has
-two lines of text: a JSON object, and the CRC-32C of the bytes of the first line.
+A writer stages batches in files. A commit appends all of these batches, or none, to one or several partitions. The
+commit is decided by the rename that replaces the commit file: after this rename, a crash does not undo the commit,
+and the next process completes it. The file has two lines of text: a JSON object, and the CRC-32C of the bytes of the
+first line.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ VERSION = 0
 # The suffix of files with staged batches. A broker ignores files with a suffix that it does not know (kafka-storage
 # 1.1).
 STAGED = ".staged"
+# The `append_time` of a `CommitPart` whose topic does not have LogAppendTime.
 NO_APPEND_TIME = -1
 # The `base_offset` of a `CommitPart` whose batches, except the first `skip`, have no offsets in the log yet.
 NO_PLACE = -1
@@ -68,8 +70,8 @@ class CommitPart:
     `base_offset`, at byte `position` of the segment whose base offset is `segment`. If `base_offset` is NO_PLACE,
     these other batches have no offsets yet, and are not in the log. If `done` is set, the part needs no more work:
     its batches are durable, or its partition was deleted. If the topic has LogAppendTime, every batch gets the
-    timestamp `append_time` (ms). `log_dir` is the log directory that the partition was in, or "" if it is the one
-    with the commit file.
+    timestamp `append_time` (ms). `log_dir` is the log directory that the partition was in when the commit was made,
+    or "" if the commit file is in the same log directory.
     """
 
     partition: str
@@ -176,8 +178,8 @@ def _pending(told: dict[str, Any]) -> Pending:
 def typed(made: _Made) -> _Made:
     """Check the fields of `made`, an object with values from JSON, and return it unchanged.
 
-    Raises `TypeError` for a field whose value is not of the annotated type, and `ValueError` for an integer out of
-    range.
+    Raises `TypeError` if an int, str or bool field has a value of another type, and `ValueError` for an integer out
+    of range. Fields of other types are not checked.
     """
     for each in fields(made):
         value = checked(str(each.type), getattr(made, each.name))
@@ -187,10 +189,10 @@ def typed(made: _Made) -> _Made:
 
 
 def checked(kind: str, value: Any) -> Any:
-    """Check that `value` has the type `kind`, and return it: an "int" of at most 64 bits, a "str" or a "bool".
+    """Return `value` unchanged, after a check of its type.
 
-    Raises `TypeError` for another type and `ValueError` for an integer out of range. A value of any other `kind` is
-    returned unchecked.
+    `kind` is the type that the value must have: "int" (of at most 64 bits), "str" or "bool". With any other `kind`
+    nothing is checked. Raises `TypeError` for another type, and `ValueError` for an integer out of range.
     """
     if kind == "int":
         # In Python a bool is also an int, but here it is the wrong type.
@@ -216,12 +218,12 @@ def staged_name(writer: str, sequence: int, unique: str) -> str:
 
 
 def is_writer(name: str) -> bool:
-    """Whether a writer can have that name: it is not empty, and UTF-8 can encode it."""
+    """Whether `name` can be the name of a writer: it is not empty, and UTF-8 can encode it."""
     return name != "" and name.encode(errors="ignore").decode() == name
 
 
 def is_staged_name(name: str) -> bool:
-    """Whether a file of that name in a partition's directory can be a staged file."""
+    """Whether `name` can be the name of a staged file in a partition's directory."""
     return name.endswith(STAGED) and name.isascii() and name.isprintable() and "/" not in name
 
 

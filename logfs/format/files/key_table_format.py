@@ -1,11 +1,11 @@
 """The format of a key index file: a hash table that has, for each key of a log, the offset of its newest record.
 
-An index covers the records of the log below one offset, which its header contains. The parts of the file are:
+An index covers the records of the log below one offset, which the header contains. The parts of the file are:
 
 | bytes | content |
 |---|---|
 | 0 to 4095 | the header below, padded with zeros |
-| 24 for each slot | little-endian: a key's hash (16 bytes); offset + 1, with bit 63 set for a null value (8 bytes) |
+| 24 for each slot | little-endian: a key's hash (16 bytes); offset + 1, bit 63 set if the value is null (8 bytes) |
 | 4 for each block of 512 slots | the CRC-32C of the block's bytes, big-endian |
 
 The fields of the header are big-endian: magic, version, isolation (0 read_uncommitted, 1 read_committed), number of
@@ -44,7 +44,8 @@ _CRC = struct.Struct(">I")
 class Anchor(NamedTuple):
     """The fields of a batch header that identify the last batch covered by a key index.
 
-    If the log was truncated and other records were appended, the batch at these offsets differs in some field.
+    After a truncation of the log and an append of other records, the batch at these offsets differs in some field.
+    This shows that the index is outdated.
     """
 
     base_offset: int

@@ -1,9 +1,9 @@
-"""The loops that numba compiles, each one pass over bytes without the GIL. Only this folder's modules import numba.
+"""Loops over bytes that numba compiles, and that run without the GIL. Only this folder's modules import numba.
 
 - `kernel`: the decorator that compiles a loop.
 - `json_kernels`: measure and write numbers and strings of JSON.
 - `batch_kernels`: scan, decode, render and encode batches and their records.
-- `text_kernels`: measure the text of records, write their envelopes, and print them by a format string.
+- `text_kernels`: measure records as text, and write them as envelopes or by a format string.
 - `compaction_kernels`: hash keys, look them up, and filter the records of batches.
 
 The tests check that each kernel gives the same results as plain Python code. Import these modules inside functions:

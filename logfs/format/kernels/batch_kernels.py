@@ -175,10 +175,11 @@ def find_newlines(words: Words, data: Bytes, positions: Int64s) -> int:
 def encode_lines(
     data: Bytes, ends: Int64s, first: int, start: int, limit: int, out: Bytes, out_start: int
 ) -> tuple[int, int, int]:
-    """Encode lines as the records of one batch: no key, no headers, timestamp delta 0, offset deltas from 0 up.
+    """Encode the lines from `first` on as the records of one batch, each with its line as the value.
 
-    Line i is data[ends[i - 1] + 1 : ends[i]], except that line `first` begins at `start`. Writes the records to `out`
-    from `out_start` on, and stops before a record that would end after the position `limit` of `out`.
+    The records have no key, no headers, the timestamp delta 0, and offset deltas from 0 up. Line i is
+    data[ends[i - 1] + 1 : ends[i]], except that line `first` begins at `start`. Writes the records to `out` from
+    `out_start` on, and stops before a record that would end after the position `limit` of `out`.
 
     Returns (the number of records written, the position in `out` after the last record, the total size in bytes of
     the values as JSON).
@@ -598,7 +599,8 @@ def scan_batches(data: Bytes, first_offset: int, gaps: bool, rows: Int64s) -> tu
     - Its base offset is not the expected one: `first_offset` for the first batch, then the offset after the batch
       before. With `gaps` the base offset may also be higher.
     - Its number of records differs from its number of offsets, and it is followed by bytes that are too few for a
-      header, or that begin with a base offset below the batch's next offset.
+      header, or that begin with a base offset below the batch's next offset. Such a batch may claim offsets of the
+      next batch, which the caller must find out.
     """
     count = 0
     position = 0

@@ -1,7 +1,7 @@
 """Compiled loops for compaction and key indexes: find the newest offset of each key, select and copy records.
 
-As in `batch_kernels`, each loop is one pass without the GIL, and allocates nothing. The tests compare it with plain
-Python (`tests/log/test_offset_map.py`, `tests/log/test_cleaner.py`). The rules are those of kafka-storage 8.2 to 8.7.
+As in `batch_kernels`, each loop is one pass without the GIL, and allocates nothing. The tests compare the loops with
+plain Python (`tests/log/test_offset_map.py`, `tests/log/test_cleaner.py`). kafka-storage 8.2 to 8.7 has the rules.
 
 A row of `spans` is as in `batch_kernels.decode_spans`: start, end, record count, base offset, base timestamp. `slots`
 is uint64[n, 3], a hash table with open addressing. A slot has the hash of a key (two words) and offset + 1 of its
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     Int64s = NDArray[np.int64]
     UInt64s = NDArray[np.uint64]
 
+# The outcomes of `put_keys`: all spans are done (GOOD), or the table has no room for one more key (FULL).
 GOOD = 0
-# The outcome of `put_keys` if the table has no room for one more key.
 FULL = 1
 
 # The last word of a slot has the offset + 1 of the key's newest record in its lower 63 bits. The top bit, NULL_BIT,
@@ -256,8 +256,9 @@ def move_slots(old: UInt64s, slots: UInt64s, used: int) -> int:
     """Put the entries of the table `old` into the table `slots`, where they replace the entries of the same keys.
 
     Both tables must have the same secret. `used` is the number of keys in `slots`. Returns the number of keys that
-    were new to `slots`, or -1 if they would fill it: one slot must stay empty, or a search would never end. Both
-    tables are roughly in the order of the hashes, so a pass over `old` also visits `slots` in the order of memory.
+    were new to `slots`, or -1 if they would fill it: one slot must stay empty, or a search would never end. The loop
+    is fast because both tables are roughly in the order of the hashes: a pass over `old` also visits `slots` in the
+    order of memory.
     """
     added = 0
     room = len(slots) - 1 - used
@@ -370,7 +371,8 @@ def filter_records(
 
     `span` is (start, end, record count, base offset, base timestamp). The records must be valid. Their timestamp
     deltas become relative to `base` if `has_base` is set, otherwise to the timestamp of the first record written.
-    `append_time` is the timestamp of all records, or -1 if each has its own.
+    `append_time` is the timestamp of all records, or -1 if each has its own. Times are in ms.
+
     Returns (the position after the last record, base timestamp, greatest timestamp).
     """
     at = span[0]

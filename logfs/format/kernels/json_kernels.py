@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 # What `put_string` returns in place of a position if `out` has no room.
 NO_ROOM = -1
 
+# The greatest power of ten that fits a uint64.
 _GREATEST_POWER = np.uint64(10**19)
 
 # By how many bytes each byte grows in a JSON string: 1 for a two-byte escape, 5 for \u00XX, 0 without an escape.
@@ -28,7 +29,7 @@ for _byte in b'\b\t\n\f\r"\\':
 
 # QUOTE, BACKSLASH, bytes below SPACE and bytes above LAST_ASCII cannot be copied into a JSON string without a check.
 # The constants are uint8: a loop that compares bytes with bytes, and keeps each result as a byte, takes a third of
-# the time, because the compiler then works on many bytes at once.
+# the time of a loop with wider integers, because the compiler then works on many bytes at once.
 SPACE, QUOTE, BACKSLASH, LAST_ASCII = np.uint8(32), np.uint8(34), np.uint8(92), np.uint8(127)
 
 # The second byte of each two-byte escape: `n`, for example, stands for a newline.
@@ -115,7 +116,7 @@ def _is_utf8(data: Bytes, position: int, end: int) -> bool:
 
 @inlined_kernel
 def copy_plain(source: Bytes, target: Bytes, length: int) -> bool:
-    """Copy `length` bytes. Return whether JSON needs no escapes: all are ASCII from 32 on, except `"` and `\\`."""
+    """Copy `length` bytes. Return whether they need no escapes in JSON: all are ASCII from 32 on, not `"` or `\\`."""
     found = np.uint8(0)
     for index in range(length):
         byte = source[index]

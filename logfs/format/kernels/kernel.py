@@ -63,8 +63,8 @@ def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any
         if not has_cache:
             return cast("Callable[..., Any]", compiled)
     module = Path(inspect.getfile(function))
-    # numba's own stamp of the sources covers only the kernel's file. After a change of a module that this file
-    # imports, numba would run outdated code from its cache.
+    # Replace numba's own stamp of the sources, which covers only the kernel's file: after a change of a module that
+    # this file imports, numba would run outdated code from its cache.
     compiled._cache._cache_file._source_stamp = _digest(module)
     _take_from_installation(module, Path(compiled.stats.cache_path))
     return cast("Callable[..., Any]", compiled)
@@ -118,7 +118,7 @@ def _source(path: Path) -> tuple[bytes, list[Path]]:
 
 @cache
 def _take_from_installation(module: Path, user_cache: Path) -> None:
-    """Copy the compiled kernels of a module from the installation to `user_cache`, unless the files in it are as new.
+    """Copy a module's compiled kernels from the installation to `user_cache`, unless the copies there are as new.
 
     Without the copies, users who cannot write into the installation would have to compile all kernels again. numba
     ignores a copied file that was made on another processor, by another version of numba or from other sources.

@@ -156,8 +156,8 @@ def gather(data: Bytes, starts: Int64s, ends: Int64s, order: Int64s, out: Bytes)
 def _headers_size(data: Bytes, position: int, end: int) -> tuple[int, int]:
     """Return (size in bytes of a record's headers as JSON, position in `data` after the last header).
 
-    `position` is that of the number of headers. The size excludes the outer brackets of the JSON array. The returned
-    position is -1 if the headers are malformed.
+    `position` is where the headers begin, with their count. The size excludes the outer brackets of the JSON array.
+    The returned position is -1 if the headers are malformed.
     """
     size = 0
     count, position = get_varint(data, position, end, 5)

@@ -24,7 +24,7 @@ VERSION = 0
 
 
 class ControlType(enum.IntEnum):
-    """The type of a control record. The number is the one in the record's key; UNKNOWN stands for all others."""
+    """The type of a control record, by the number in the record's key. UNKNOWN stands for all other numbers."""
 
     UNKNOWN = -1
     ABORT = 0

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from logfs.format.messages.message import Message
 
 NO_EXPIRY = -1
-# The versions of an offset commit that logfs writes, without and with an expiry time. Newer brokers write version 4,
-# which older brokers cannot read.
+# The versions of an offset commit that logfs writes, without and with an expiry time. logfs does not write version 4,
+# as newer brokers do, because older brokers cannot read it.
 _WRITTEN_VERSION = 3
 _EXPIRING_VERSION = 1
 

@@ -1,6 +1,7 @@
 """The fields of every record in `__consumer_offsets`, by key type (kafka-storage 12, and Kafka's schema files).
 
-A key is an int16 type and the fields of `KEYS`, a value is an int16 version and the fields of `VALUES`.
+A key consists of its type (int16) and the fields in `KEYS`. A value consists of its version (int16) and the fields in
+`VALUES`.
 """
 
 from __future__ import annotations

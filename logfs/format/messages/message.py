@@ -19,6 +19,7 @@ from logfs.format.base.varint import encode_unsigned
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+# The greatest possible version (an int16), and a greater number for messages that have no flexible version.
 _LAST = 2**15 - 1
 NEVER_FLEXIBLE = _LAST + 1
 
@@ -86,7 +87,7 @@ class MessageSchema(NamedTuple):
     flexible: int = NEVER_FLEXIBLE
 
     def parse(self, data: bytes) -> Message:
-        """Return the message in `data`, which must have no bytes after it.
+        """Return the message in `data`. No bytes may follow the message.
 
         Raises `Corrupt` if the message is malformed, and `Unsupported` for a version of a later release.
         """
@@ -198,7 +199,7 @@ class _MessageReader:
         return found
 
     def members(self, fields: Sequence[Field]) -> dict[str, Any]:
-        """Return the values of the fields that the version has, by name. Omits tagged fields with the default."""
+        """Return the values of the fields that the version has, by name, except tagged fields with their default."""
         here = [field for field in fields if field.first <= self._version <= field.last]
         found = {field.name: self._field(field) for field in here if field.tag < 0}
         if self._flexible:

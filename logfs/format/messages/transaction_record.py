@@ -50,7 +50,7 @@ class TransactionStatus(enum.IntEnum):
 class TransactionState(NamedTuple):
     """What a record says of a transactional id. Times are in ms since the epoch, -1 for none.
 
-    `partitions` are those with records of the transaction that is open or decided.
+    `partitions` are the partitions that the transaction writes to; none if its commit or abort is complete.
     """
 
     transactional_id: str
@@ -91,16 +91,19 @@ class TransactionState(NamedTuple):
 
 
 def parse_transactional_id(key: bytes) -> str | None:
-    """Return the transactional id in a record's key; None for a key of a later release. Raises `Corrupt`."""
+    """Return the transactional id in a record's key; None for a key of a later release.
+
+    Raises `Corrupt` if the key is malformed.
+    """
     if parse_version(key, _KEY.what) > _KEY.newest:
         return None
     return str(_KEY.parse(key).fields["transactionalId"])
 
 
 def parse_state(transactional_id: str, value: bytes) -> TransactionState:
-    """Return what the value of a record says.
+    """Return the state in the value of a record whose key has `transactional_id`.
 
-    Raises `Corrupt`, and `Unsupported` for a version or a status of a later release.
+    Raises `Corrupt` if the value is malformed, and `Unsupported` for a version or a status of a later release.
     """
     fields = _VALUE.parse(value).fields
     try:

@@ -6,8 +6,8 @@
 Text is a JSON string, bytes that are not UTF-8 are {"base64":"…"}, and null is null. The text is canonical: the
 same record always gives the same bytes, so that the size of its envelope can be computed without writing it.
 
-The layout is also known to the kernels that write, measure and parse envelopes (`json_kernels`, `text_kernels`,
-`batch_kernels`), to `encoding/batch_builder` and to `envelope_parser`.
+Other code also depends on this layout: the kernels that write and measure envelopes (`json_kernels`, `text_kernels`,
+`batch_kernels`), `encoding/batch_builder` and `envelope_parser`.
 """
 
 from __future__ import annotations

@@ -38,6 +38,7 @@ _LOWER_A, _LOWER_U, _LOWER_Z, _ZERO, _NINE, _EQUALS = b"auz09="
 _ESCAPED = np.zeros(256, np.uint8)
 for _letter, _byte in zip(b'btnfr"\\/', b'\b\t\n\f\r"\\/', strict=True):
     _ESCAPED[_letter] = _byte
+# The value of each hex digit and each base64 digit, by its byte. Other bytes have the value _NO_DIGIT.
 _NO_DIGIT = 255
 _HEX = np.full(256, _NO_DIGIT, np.uint8)
 for _number, _letter in enumerate(b"0123456789abcdef"):
@@ -54,10 +55,11 @@ _BAD = -1
 
 
 class Envelopes(NamedTuple):
-    """Records of one partition as columns. All starts are positions in `data`, the decoded keys, values and headers.
+    """Records of one partition as columns.
 
-    Timestamps are in ms. As in `Columns`, a length of -1 is a null. Record i has the headers with the numbers
-    header_offsets[i] to header_offsets[i + 1] - 1.
+    `data` has the decoded bytes of all keys, values and headers. All starts are positions in `data`. Timestamps are
+    in ms. As in `Columns`, a length of -1 is a null. Record i has the headers with the numbers header_offsets[i] to
+    header_offsets[i + 1] - 1.
     """
 
     data: Bytes
@@ -197,7 +199,7 @@ def _base64(data: Bytes, position: int, out: Bytes, written: int) -> tuple[int, 
         written += 1
         position += 4
         if third == _NO_DIGIT or fourth == _NO_DIGIT:
-            # Padding, which must end the text.
+            # The text has padding, and must end with it.
             if data[position - 1] != _EQUALS:
                 return written, _BAD
             if third == _NO_DIGIT:

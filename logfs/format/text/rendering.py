@@ -71,7 +71,8 @@ NO_TEXT = TextSize(0, 0, 0)
 def measure(batch: Batch) -> TextSize:
     """Return the size of the text of a batch's records. Raises `Corrupt` if the records are malformed."""
     header = batch.header
-    # Compaction leaves batches that are only a header. A batch of 0 records with more bytes is refused below.
+    # A batch that is only a header, as compaction may leave it, has no text. If a batch of 0 records has more bytes,
+    # the code below checks these.
     if header.is_control or (header.record_count == 0 and header.size_bytes == HEADER_SIZE):
         return NO_TEXT
     if columns.worthwhile(header.record_count):

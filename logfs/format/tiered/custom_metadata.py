@@ -1,8 +1,8 @@
 """The custom metadata (Kafka's term) that logfs adds to the description of a remote segment that it has copied.
 
-The metadata have the sizes of the segment's objects and of its text, so that a reader need not request them.
-Kafka does not interpret custom metadata. Their bytes are a section of tagged fields, as in Kafka's flexible messages,
-with one field. Aiven's plugin writes such a section, too, with other tags.
+The metadata have the sizes of the segment's objects and of its text, so that a reader need not request the objects to
+know these sizes. Kafka does not interpret custom metadata. The bytes are a section of tagged fields, as in Kafka's
+flexible messages, with one field. Aiven's plugin also writes such a section, with other tags.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ EPOCHS = ".leader_epoch_checkpoint"
 MANIFEST = f".{object_keys.MANIFEST}"
 """The suffix of the manifest, which only the layout of Aiven's plugin has."""
 
-# The files whose sizes are in the custom metadata, in this order. Kafka's own fields have the size of the .log file.
+# The files whose sizes are in the custom metadata, in this order. The .log file is not listed, because its size is in
+# the field `segmentSizeInBytes` of Kafka's metadata record.
 _FILES = (
     names.OFFSET_INDEX,
     names.TIME_INDEX,
@@ -61,9 +62,9 @@ class StoredSegment(NamedTuple):
     the offset of the first record that is not a control record; None if the segment has no such record. `time_offset`
     is the last offset of the batch with the greatest timestamp; None if no record has a timestamp. `text` has the
     three numbers of a `TextSize`: how many records the segment has, and how many bytes they take as lines of text and
-    as JSON envelopes (without topic and partition). `crcs` are the CRC-32C of the stored bytes: first one for each
-    object except the .log file, in the order of the layout, 0 for a missing object; then one for each chunk of the
-    .log file.
+    as JSON envelopes (without topic and partition). `crcs` has CRC-32Cs of the stored bytes. The first ones are those
+    of the objects except the .log file, in the order of the layout, with 0 for a missing object. The others are those
+    of the chunks of the .log file.
     """
 
     layout: Layout
@@ -80,8 +81,8 @@ class StoredSegment(NamedTuple):
 def encode(stored: StoredSegment) -> bytes:
     """Return the custom metadata of a segment: about 100 bytes, and four for each chunk.
 
-    Kafka limits the size of custom metadata that a plugin returns, but not of those in a metadata record, which logfs
-    writes itself.
+    Kafka limits the custom metadata that a plugin returns. This limit does not apply here, because logfs writes the
+    metadata record itself.
     """
     numbers = (
         _VERSION,

@@ -1,6 +1,7 @@
 """The values of the records in `__remote_log_metadata`, and the choice of the partition for a record (KIP-405).
 
-The keys are null. A value is three unsigned varints (frame version, kind, version) and a flexible message.
+The keys are null. A value consists of three unsigned varints (frame version, kind of the message, version of the
+message) and a flexible message.
 """
 
 from __future__ import annotations

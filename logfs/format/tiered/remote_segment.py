@@ -60,10 +60,9 @@ class RemoteSegment(NamedTuple):
 
     `start_offset` and `end_offset` are its first and its last offset. `max_timestamp` is the greatest timestamp of a
     record. `broker_id` is the broker that last changed `state`, and `event_timestamp` the time of this change. Both
-    times are ms since the epoch.
-    `size_bytes` is the size of the .log file. `leader_epochs` has (epoch, start offset) of each epoch in the segment,
-    ascending. `custom` is the custom metadata of the plugin that copied the segment, or None. `txn_index_is_empty`
-    is True if the segment is known to have no aborted transactions.
+    timestamps are in ms since the epoch. `size_bytes` is the size of the .log file. `leader_epochs` has (epoch, start
+    offset) of each epoch in the segment, ascending. `custom` is the custom metadata of the plugin that copied the
+    segment, or None. `txn_index_is_empty` is True if the segment is known to have no aborted transactions.
     """
 
     partition: RemotePartition

@@ -7,7 +7,7 @@
 - `flusher`: which records are durable, when a flush is due, and the flush itself.
 - `validator`: which records and batches a topic accepts, and how they are stored (Kafka's LogValidator).
 - `line_framer`: cuts a stream of writes into whole lines or envelopes, and appends these.
-- `topic_framer`: the same for a stream of writes to a topic; chooses the partitions like Kafka's producer.
+- `topic_framer`: does the same with writes to a topic, and chooses each record's partition like Kafka's producer.
 
 A record written to `append` or `append.jsonl` may be refused for these reasons, which are checked in this order:
 
@@ -25,7 +25,9 @@ A record written to `append` or `append.jsonl` may be refused for these reasons,
 
 After a storage error such as EIO, `log/disk/checked_disk` refuses all access to the whole log directory, also reads.
 
-If lines before the refused one were appended, write(2) returns their size, and the next write fails with the error.
+If lines before the refused one were appended, write(2) returns their size. The program then writes the rest again,
+and this write fails with the error.
+
 docs/filesystem.md ("Errors") has the errno of each class of error. The classes are `NotWritable`, `UnknownPartition`
 and `PartitionFailed` in steps 1 and 6, and `InvalidEnvelope`, `InvalidRecord` and `RecordTooLarge` in steps 2 to 4.
 Step 5 raises the `OSError` itself for a full disk or too many open files, and `PartitionFailed` for other errors. A

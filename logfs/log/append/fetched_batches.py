@@ -63,7 +63,7 @@ def append_fetched(
 def _take(
     partition: Partition, view: memoryview, source: str, *, may_have_gaps: bool
 ) -> tuple[int, int, bool]:
-    """Append the whole batches in `view`, one run of adjacent batches (`ScannedBatches`) at a time.
+    """Append the whole batches in `view` that this log lacks, one run (`ScannedBatches`) at a time.
 
     Without `may_have_gaps`, stops before a run if offsets are missing before it or between its batches. Returns the
     positions in `view` at which the appended batches begin and end, and whether missing offsets stopped the call.
@@ -169,10 +169,10 @@ def _append(partition: Partition, run: ScannedBatches) -> None:
 def begin_at(partition: Partition, offset: int, source: str = "") -> None:
     """Drop all records and begin the log at `offset`, the log start of the log that is copied (kafka-storage 10.5).
 
-    The caller must first raise the log start of this log to its log end, durably. If `offset` is above the log end,
-    leader epochs and producers are dropped too. `source` is as in `append_fetched`. Raises `OffsetOutOfRange` if
-    `offset` is below the log end; `NotWritable`, `PartitionFailed` or `UnknownPartition` if the log takes no such
-    changes; and `OSError`.
+    The caller must first raise the log start of this log to its log end, and make that durable. If `offset` is above
+    the log end, leader epochs and producers are dropped too. `source` is as in `append_fetched`. Raises
+    `OffsetOutOfRange` if `offset` is below the log end; `NotWritable`, `PartitionFailed` or `UnknownPartition` if the
+    log takes no such changes; and `OSError`.
     """
     end = partition.log_end_offset
     if offset < end:

@@ -43,7 +43,7 @@ class Flusher:
         self._unflushed_since_ms: int | None = None
         self._flush_messages = log.config.flush_messages
 
-    # The rules for when a flush is due, which the Python API, the command line, maintenance and the mount share.
+    # When a flush is due. The Python API, the command line, maintenance and the mount follow the same rules.
 
     def is_due(self) -> bool:
         """Whether a flush is due, because at least `flush.messages` records or 16 segments are not flushed.
@@ -73,7 +73,7 @@ class Flusher:
     # The partition and the store call these methods after a change.
 
     def note_append(self, config: LogConfig, now_ms: int) -> None:
-        """Note the `flush.messages` in force at an append and, if the append is the first after a flush, its time."""
+        """Note the value of `flush.messages` at an append and, if it is the first append after a flush, its time."""
         self._flush_messages = config.flush_messages
         if self._unflushed_since_ms is None:
             self._unflushed_since_ms = now_ms

@@ -25,11 +25,12 @@ class LineFramer:
     it: a write that begins with the rest is consumed only up to the newline of the refused line, so that the next
     write begins with the good lines.
 
-    The kernel divides a write(2) of about 1 MiB or more into parts. If the first part is refused, write(2) fails. The
-    kernel does not send the other parts, which may have the newline, so the next write begins a new line. If a later
-    part is refused, write(2) returns the size of the parts before it, and the program writes the rest again, perhaps
-    in smaller pieces. `refused_rest` is the end of a refused line that began in an earlier part: "cd" of the line
-    "abcd", if "ab" was the end of the part before. It is refused each time that the program writes it.
+    The kernel divides a write(2) of about 1 MiB or more into parts. If the first part is refused, write(2) fails, and
+    the kernel does not send the other parts. They may contain the newline of the refused line, so the next write
+    counts as the beginning of a new line. If a later part is refused, write(2) returns the size of the parts before
+    it, and the program writes the rest again, perhaps in smaller pieces. `refused_rest` is the end of a refused line
+    that began in an earlier part: "cd" of the line "abcd", if "ab" was the end of the part before. `refused_rest` is
+    refused each time that the program writes it.
     """
 
     def __init__(self, partition: Partition) -> None:
@@ -50,9 +51,10 @@ class LineFramer:
     def write(self, data: bytes) -> AppendResult:
         """Append the lines that one write(2) completes, and keep the unfinished line at the end of `data`.
 
-        `consumed` counts bytes of `data`. If `refused` is set and `consumed` is 0, the write fails with `refused`; if
-        `consumed` is greater, the caller writes the rest again. Raises `WouldBlock`, with nothing changed, in a
-        thread that must not wait; `NotWritable`, `PartitionFailed` or `UnknownPartition` if no append can succeed.
+        `consumed` counts bytes of `data`. If `refused` is set and `consumed` is 0, write(2) fails with `refused`; if
+        `consumed` is greater, write(2) returns it, and the program writes the rest again. Raises `WouldBlock`, with
+        nothing changed, in a thread that must not wait. Raises `NotWritable`, `PartitionFailed` or `UnknownPartition`
+        if no append can succeed.
         """
         self.partition.check_appendable()
         done = self._take(data)
@@ -123,7 +125,8 @@ class LineFramer:
             f"{self.partition.name.directory}: a line exceeds {self.limit} bytes, the limit of "
             "max.message.bytes or segment.bytes; the line is refused up to its newline"
         )
-        # If the line began in the first part of a divided write, the kernel drops its rest: there is nothing to skip.
+        # If the line began in the first part of a divided write(2), the write fails, and the kernel does not send the
+        # rest of the line: there is nothing to skip.
         has_rest = self.carry or len(data) < _PART_BYTES
         self.carry, self.skipped = b"", refused if has_rest else None
         return self._nothing_appended(0, refused)
@@ -182,6 +185,6 @@ class EnvelopeFramer(LineFramer):
 
     @property
     def limit(self) -> int:
-        # Escapes and base64 make an envelope at most six times as long as its record. 4096 bytes are added for the
-        # rest of the envelope.
+        # Escapes and base64 make the fields of a record at most six times as long. 4096 bytes are added for what an
+        # envelope has besides: names of fields, punctuation, topic, partition and offset.
         return super().limit * 6 + 4096

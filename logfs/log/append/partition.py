@@ -70,8 +70,8 @@ class Partition(Log):
     are ms since the epoch, from the `clock` that the store was given (rule 5).
     """
 
-    # A store may have 10,000 partitions, most of which stay as they were loaded. Attributes that begin with a default
-    # are therefore set in the class: an object with more than 30 attributes of its own takes 1.4 KB more.
+    # A store may have 10,000 partitions, and an object with more than 30 attributes of its own takes 1.4 KB more. The
+    # class therefore has the attributes that keep their default in a partition to which nothing is appended.
     appended_ms: int | None = None
     _format: tuple[LogConfig, BatchFormat, int] | None = None
 
@@ -133,7 +133,7 @@ class Partition(Log):
         return self._append(built, config, now_ms)
 
     def append_records(self, records: Sequence[Record]) -> AppendResult:
-        """Append records up to the first that is refused; `consumed` counts records.
+        """Append records up to the first that is refused; `consumed` in the result counts records.
 
         Raises the errors of `append_lines`.
         """
@@ -402,8 +402,8 @@ class Partition(Log):
     def fail(self, what: str, error: BaseException) -> PartitionFailed:
         """Refuse all further appends (docs/architecture.md, rule 7), and return the error that they raise.
 
-        The error says `what` and the cause `error`. If the whole log directory has failed, it is the error of the
-        directory instead.
+        The message of this error has `what` and the cause `error`. If the whole log directory has failed, the error
+        is that of the log directory instead.
         """
         if self.disk.failure is not None:
             self.failure = self.disk.failure
@@ -434,10 +434,11 @@ class Partition(Log):
     def begin_segment(
         self, base_offset: int, now_ms: int, *, log_start_offset: int | None = None
     ) -> Segment:
-        """Seal the active segment and return the next one, at the log end or, for an empty mirror, at any offset.
+        """Seal the active segment, and begin and return the next one.
 
-        An empty active segment is removed. `log_start_offset` is the new log start; None keeps the present one.
-        Raises `OSError`, with the same effects as in `roll`. The caller must hold `lock`.
+        `base_offset` is the log end or, for an empty mirror, any offset. An empty active segment is removed.
+        `log_start_offset` is the new log start; None keeps the present one. Raises `OSError`, with the same effects
+        as in `roll`. The caller must hold `lock`.
         """
         before = self.active
         try:
@@ -460,7 +461,7 @@ class Partition(Log):
 
         Raises `OSError`. The files of the next segment are then removed, because the old segment stays active, and
         later appends to it get the same offsets. The files stay if the whole log directory has failed
-        (`LogDirFailed`), and if the error says that the roll could not be undone.
+        (`LogDirFailed`), or if their removal fails too, which the message of the error then says.
         """
         sealed, snapshots = self.active, self.snapshots
         segment = Segment(self.disk, self.directory, base_offset)
@@ -492,7 +493,8 @@ class Partition(Log):
     def flush(self) -> int:
         """Make everything that is in the log now durable, and return the new recovery point (an offset).
 
-        Raises `PartitionFailed` (no retry after a failed sync), `UnknownPartition`, `OSError` (too many open files).
+        Raises `PartitionFailed` if a sync fails now or has failed before, `UnknownPartition` for a deleted partition,
+        and `OSError` for too many open files.
         """
         return self.flusher.flush()
 
@@ -554,8 +556,8 @@ class Partition(Log):
         """Drop every record at or after `offset` (kafka-storage 10.4); return whether anything changed.
 
         A batch that straddles `offset` is dropped whole. The log then ends after the last batch that is left, which
-        may be below `offset`. The caller must first lower the recovery point in the checkpoint file. Raises
-        `OffsetOutOfRange` if `offset` is below the local segments, and `PartitionFailed` or `UnknownPartition`.
+        may be below `offset`. The caller must first lower the recovery point in the checkpoint file. Raises the error
+        of `check_truncatable`, `PartitionFailed` or `UnknownPartition`.
         """
         self.check_changeable()
         with self.flusher.lock, self.lock:
@@ -579,7 +581,7 @@ class Partition(Log):
             pass
 
     def check_truncatable(self, offset: int) -> None:
-        """Raise `OffsetOutOfRange` if `offset` is below the local segments: remote segments are not truncated."""
+        """Raise `OffsetOutOfRange` if `offset` is in or below a remote segment: these are not truncated."""
         if self.state.segments[0].is_tiered and offset < self.local_start_offset:
             raise OffsetOutOfRange(
                 f"{self.name.directory}: offset {offset} is below {self.local_start_offset}, where the local "
@@ -622,7 +624,7 @@ class Partition(Log):
             kept[-1].truncate(cut, self.config, now_ms)
         self.flusher.lower_recovery_point(offset)
         self.epochs.truncate_from_end(offset)
-        # Raise the generation again: a text view made since the last raise may have shown bytes that are now cut off.
+        # Raise the generation again: a text view made after `state` was set may have shown bytes that are now gone.
         self.publish(changes_text=True)
 
     # Dropping segments (kafka-storage 7).
@@ -630,11 +632,11 @@ class Partition(Log):
     def drop_oldest(self, count: int) -> Sequence[Segment]:
         """Drop the `count` oldest segments and return those dropped; their files stay for `file.delete.delay.ms`.
 
-        The caller must first make the new log start offset durable. A segment that reaches above the log start is
-        kept: records may have been appended to it, or compaction may have merged others into it, since the caller
-        counted. A log that would lose all its segments gets an empty one at the log end. After an error, the segments
-        whose files were not renamed stay in the log; the others have left it. The objects of remote segments stay in
-        the bucket until `store/maintenance/remote_log_manager` deletes them.
+        The caller must first make the new log start offset durable. A segment that ends above the log start is kept:
+        since the caller counted the segments, appends or compaction may have given it records that must stay. A log
+        that would lose all its segments gets an empty one at the log end. After an error, the segments whose files
+        were not renamed stay in the log; the others have left it. The objects of remote segments stay in the bucket
+        until `store/maintenance/remote_log_manager` deletes them.
         """
         self.check_changeable()
         self.views.pin()
@@ -724,10 +726,10 @@ class Partition(Log):
     def replace(self, old: Sequence[Segment], new: Segment, check: Callable[[], None]) -> None:
         """Replace the adjacent segments `old` by `new`, which compaction has made of them.
 
-        The files of `new` must be durable and their names end in `.cleaned`. Uses Kafka's renames (kafka-storage
-        8.8): after a crash, recovery drops `new` if one of its files still ends in `.cleaned`, and otherwise finishes
-        the replacement. `check` is called first, under `Flusher.lock`; it must raise an error if the old segments
-        have changed since `new` was made. Raises `PartitionFailed` if a rename or a sync fails.
+        The files of `new` must be durable, and end in `.cleaned`. Uses Kafka's renames (kafka-storage 8.8): after a
+        crash, recovery deletes `new` if one of its files still ends in `.cleaned`, and otherwise finishes the
+        replacement. `check` is called first, under `Flusher.lock`; it must raise an error if the old segments have
+        changed since `new` was made. Raises `PartitionFailed` if a rename or a sync fails.
         """
         self.views.pin()
         # While this lock is held, nothing else changes sealed segments. Appends go on while the renames are synced.
@@ -756,7 +758,7 @@ class Partition(Log):
         """Let the partition continue with `segments`, durable copies of all its local segments; return the old ones.
 
         The copies are in `directory` on `disk`, which also has producer snapshots at the offsets `snapshots`. The
-        result includes segments that were dropped earlier but whose files still exist. The caller must hold
+        result also has the segments that were dropped earlier but that readers still hold. The caller must hold
         `Flusher.lock` and `lock`.
         """
         local = self.local_segments

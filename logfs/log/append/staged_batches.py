@@ -3,9 +3,9 @@
 Staged batches are complete, with base offsets from 0 on. A commit rewrites only fields of their headers: staged
 batches of 3 and 2 records have the base offsets 0 and 3, and get 100 and 103 in a log that ends at 100. A
 `StagedAppend` writes the batches after the log end, where they are invisible. It then makes all of them visible at
-once: it moves the end of the active segment, or adds new segments to the log. The header of the first batch is
-written last; until then, the log ends before that batch for processes that read the files. The store decides when
-the commit takes place.
+once: it moves the end of the active segment, or adds new segments to the log. In each segment, the header of the
+first of these batches is written after all other bytes; until then, the segment ends before that batch for processes
+that read the files. The store decides when the commit takes place.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def final_batches(disk: Disk, directory: Path, part: CommitPart) -> Iterator[Sca
 class _SegmentRun:
     """The batches of a commit that go into one segment: the bytes [start, end) of its .log file.
 
-    `header` is the header of the first batch, which is written last.
+    `header` is the header of the first of these batches. It is written after all other bytes.
     """
 
     def __init__(self, segment: Segment, position: int) -> None:
@@ -191,7 +191,7 @@ class _SegmentRun:
         self.start = position
         self.end = position
         self.header = b""
-        # The batches without their bytes, because all the bytes may not fit into memory.
+        # The batches without their bytes, because the bytes of all batches together may exceed the memory.
         self.batches: list[ScannedBatches] = []
 
 
@@ -261,7 +261,7 @@ class StagedAppend:
     def _seal(self, next_base: int) -> None:
         """Seal the last segment, and begin the next one at the offset `next_base`.
 
-        First writes the header of the first batch in the segment: the file of a sealed segment must be complete.
+        First writes the header that `_put` has left out, because the file of a sealed segment must be complete.
         """
         run = self._runs[-1]
         if run.segment is self.partition.active:
@@ -365,7 +365,7 @@ def reconcile(disk: Disk, directory: Path, part: CommitPart) -> tuple[CommitPart
     - All batches of the part are in the log, or the log now begins above the place: returns the part with `done` set,
       and False.
     - Batches of another writer are at or after the place: changes no file, and returns the part with `skip` set to
-      the number of its batches that are in the log, and False.
+      the number of batches of the part that are in the log, and False.
     - Nothing is at or after the place, except perhaps batches of the part that a crash has left, whole or cut short:
       on a writable disk, cuts these off. Returns the part unchanged, and True.
 
@@ -399,7 +399,11 @@ def reconcile(disk: Disk, directory: Path, part: CommitPart) -> tuple[CommitPart
 
 
 class _ExistingBatches:
-    """The .log files from the place of a commit's `part` on; counts the batches of the part that they have."""
+    """The .log files of a partition from the place of a commit's `part` on, compared with the part's batches.
+
+    `matched` counts the batches of the part that are in the files, up to the first that is not: then `differs` is
+    True.
+    """
 
     def __init__(self, disk: Disk, directory: Path, bases: Sequence[int], part: CommitPart) -> None:
         self._disk = disk
@@ -428,7 +432,7 @@ class _ExistingBatches:
         self._next_offset = parse_header(batch).next_offset
 
     def has_others(self, ours: set[tuple[int, int]]) -> bool:
-        """Return whether a batch of another writer follows the batches of the part that are in the files.
+        """Return whether the files have a batch of another writer after the matched batches of the part.
 
         `ours` has the pair (offset, CRC) of each batch of the part.
         """

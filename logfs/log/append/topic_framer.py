@@ -1,7 +1,7 @@
 """Cuts the writes to a topic into lines or envelopes, and appends each to a partition, chosen as by Kafka's producer.
 
-The hash of a record's key selects the partition. Records without a key go to one partition until they have filled a
-batch, and then to another partition, chosen at random (KIP-480, KIP-794).
+The hash of a record's key selects the partition. Records without a key go to a partition chosen at random until they
+have filled a batch; then a partition is chosen again (KIP-480, KIP-794).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Partitioner:
         self.count = count
         self._choose = choose
         self.current = choose(count)
-        # Once this many more bytes have gone to `current`, records without a key go to another partition.
+        # How many more bytes of records without a key go to `current`, before their partition is chosen again.
         self.left = BATCH_BYTES
 
     def partition(self, key: bytes | None, size: int) -> int:
@@ -132,7 +132,8 @@ class TopicEnvelopeFramer(TopicLineFramer, EnvelopeFramer):
                 if refused is not None:
                     break
                 number = partitioner.partition(record.key, len(line))
-                # A record that may be too large is appended alone. If it is refused, no later record is in the log.
+                # A record that may be too large is appended alone, after all records before it: if it is refused, no
+                # record after it is in any of the logs.
                 is_large = _size(record) > self.partition.line_limit
                 if is_large:
                     count, done = count + self._flush(waiting), position

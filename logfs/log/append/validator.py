@@ -1,4 +1,4 @@
-"""Checks of appends against the topic's settings, and the format of its batches.
+"""Checks appends against the topic's settings, and determines the format of the topic's batches.
 
 This is Kafka's LogValidator (kafka-storage 2.9).
 """
@@ -55,7 +55,7 @@ def check_record(record: Record, config: LogConfig, now_ms: int) -> InvalidRecor
 def batch_format(config: LogConfig) -> BatchFormat:
     """Return the format of the batches that logfs builds for the topic.
 
-    With `compression.type=producer` the batches are not compressed, because lines arrive uncompressed.
+    With `compression.type=producer` the batches are not compressed, because records arrive uncompressed.
     """
     codec = Codec[config.compression_type.upper()] if config.compresses else Codec.NONE
     levels = {
@@ -76,7 +76,8 @@ def check_batch(batch: Batch, config: LogConfig, now_ms: int, *, trusted: bool) 
     """Check a producer's batch with the checks of a Kafka leader, and convert it to the format of the topic.
 
     `trusted` means that the batch comes from a group coordinator, and may have no sequence numbers. Raises `Corrupt`
-    for bytes that are not a valid batch, `Unsupported` for an old format, `RecordTooLarge` and `InvalidRecord`.
+    for bytes that are not a valid batch, `Unsupported` for an old format, and `RecordTooLarge` or `InvalidRecord` for
+    a batch that the topic refuses.
     """
     header = batch.header
     if header.magic != MAGIC:
@@ -98,8 +99,8 @@ def check_batch(batch: Batch, config: LogConfig, now_ms: int, *, trusted: bool) 
 def check_staged(batch: Batch, config: LogConfig, now_ms: int) -> None:
     """Raise an error for a staged batch that `check_batch` would refuse or would have to rebuild.
 
-    A batch with a producer id is refused, too. A staged batch was built for the topic's settings, and a commit cannot
-    rebuild it. Raises `RecordTooLarge`, `InvalidRecord`, and `Corrupt` for malformed records.
+    A commit cannot rebuild a batch, so the staged batch must fit the topic's present settings as it is. A batch with
+    a producer id is refused, too. Raises `RecordTooLarge`, `InvalidRecord`, and `Corrupt` for malformed records.
     """
     header = batch.header
     _check_size(len(batch.data), config)
@@ -152,7 +153,7 @@ def _check_header(header: Header, *, trusted: bool) -> None:
 
 
 def _check_columns(decoded: Columns, config: LogConfig, now_ms: int) -> None:
-    """Call `check_record` for the records of a batch, and raise the first error that it returns."""
+    """Raise the error that `check_record` returns for the first record that it refuses in a batch."""
     times = decoded.timestamps
     suspect = (times < NO_TIMESTAMP) | (now_ms - times > config.message_timestamp_before_max_ms)
     suspect |= times - now_ms > config.message_timestamp_after_max_ms

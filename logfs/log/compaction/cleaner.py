@@ -147,8 +147,8 @@ class _Round:
         """Put the keys of the dirty part into the map, and return the offset below which the map is complete."""
         transactions = self._transactions()
         known = self.known
-        # Set this even if nothing is dirty: the round still drops tombstones up to this offset if their delete
-        # horizon has passed.
+        # Set `latest_offset` even if nothing is dirty: the round still drops the tombstones up to this offset whose
+        # delete horizon has passed.
         known.latest_offset = self.dirty.first_dirty - 1
         for segment in self.segments:
             if segment.next_offset <= self.dirty.first_dirty:
@@ -241,9 +241,8 @@ def groups(
 ) -> Iterator[list[Segment]]:
     """Yield groups of adjacent segments. Each group can become one segment within the topic's limits.
 
-    The rules are those of kafka-storage 8.4.
-
-    `first_uncleanable` is an offset at or after the end of the last of `segments`.
+    The rules are those of kafka-storage 8.4. `first_uncleanable` is an offset at or after the end of the last of
+    `segments`.
     """
     limits = (config.segment_bytes, config.segment_index_bytes, config.segment_index_bytes)
     ends = [segment.base_offset for segment in segments[1:]] + [first_uncleanable][: len(segments)]

@@ -31,8 +31,9 @@ class Dirty(NamedTuple):
 class Cleaned(NamedTuple):
     """The result of a round of compaction: the log is clean below the offset `first_dirty`.
 
-    The other fields except `map_share` are the bytes of .log files and the numbers of segments of the clean part,
-    before and after the round. `map_share` is how full the map of keys was, from 0 to 1.
+    `bytes_before` and `bytes_after` are the sizes of the clean part's .log files before and after the round, and
+    `segments_before` and `segments_after` the numbers of its segments. `map_share` is how full the map of keys was,
+    from 0 to 1.
     """
 
     first_dirty: int

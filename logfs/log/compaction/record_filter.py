@@ -49,15 +49,16 @@ if TYPE_CHECKING:
     from logfs.log.compaction.offset_map import OffsetMap
     from logfs.log.segment.batch_scanner import PlainBatches, ScannedBatches
 
+# The attribute bits that a rewritten batch keeps: all that have a meaning (kafka-storage 2.1).
 _KEPT_BITS = 0x7F
 
 
 class CleanedTransactions:
     """The state of all transactions while a log is read from some segment on (Kafka's CleanedTransactionMetadata).
 
-    `aborted` has the entries of all transaction indexes of the log, also of the segments before that segment. `kept`
-    has the aborted transactions whose markers stay, for the transaction index of the new segment. The caller must
-    clear `kept` before each new segment.
+    `aborted` has the entries of all transaction indexes of the log, also of the segments that are not read. `kept`
+    collects the aborted transactions of which data was read before the marker: the transaction index of the new
+    segment gets them. The caller must clear `kept` before each new segment.
     """
 
     def __init__(self, aborted: Iterable[AbortedTransaction]) -> None:
@@ -91,7 +92,8 @@ class CleanedTransactions:
 
     def _is_aborted(self, producer_id: int, last_offset: int) -> bool:
         found = self._open_aborted.get(producer_id)
-        # `found` may have ended before this batch, by a marker in a segment that is not read.
+        # The aborted transaction `found` may have ended before this batch: its marker may be in a segment that is not
+        # read.
         if found is None or found[0].last_offset <= last_offset:
             self._open_committed.add(producer_id)
             return False

@@ -1,4 +1,4 @@
-"""The only access to files. These modules import nothing else of `log`.
+"""Access to the files of log directories, for all of `log`. These modules import nothing else of `log`.
 
 - `disk`: open, read, write, fsync, rename and list. Tests replace it to inject faults. Begin here.
 - `checked_disk`: the disk of one log directory, which refuses file operations after the first storage error.

@@ -10,11 +10,12 @@ from pathlib import Path, PosixPath
 from logfs.errors import InvalidStore
 
 # URLs of Amazon S3 and compatible stores, Google Cloud Storage, Azure Blob Storage, and a local directory. The name
-# of a bucket does not begin with `*`: the text `***` stands for a URL that is not shown.
+# of a bucket must not begin with `*`, so that a URL whose rest is hidden, such as `s3://***`, does not match.
 _URL = re.compile(r"(s3|gs|az):/{1,2}[^/*]|file:(/|///)[^/]")
 _ANY_URL = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]+):/")
 
-# In a URL, these characters come before or after a user, a password or a query. Names of objects may have them, too.
+# In a URL, these characters come before or after a user, a password or a query. The name of an object may have them,
+# too, so a match means only that the URL may have credentials.
 _CREDENTIALS = re.compile(r"[@?#;:%\\].*", re.DOTALL)
 
 

@@ -166,7 +166,7 @@ class CheckedDisk(Disk):
 
 
 def _passed_on(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that calls the wrapped disk's method `name` through `call`, such as `CheckedDisk.change`."""
+    """Return a method that calls the wrapped disk's method `name` through `call` (`CheckedDisk.change`, say)."""
 
     def method(self: CheckedDisk, *arguments: Any, **named: Any) -> Any:
         return call(self, getattr(self.disk, name), *arguments, **named)

@@ -53,7 +53,8 @@ _SETTLED_NS = 50_000_000
 # How many times a read is tried if its files disappear. On a busy machine, compaction may remove the files many times
 # in a row before the read opens them.
 TRIES = 100
-# How long a thread that must not wait for the network waits for a lock. The lock's owner may wait for the network.
+# How long (seconds) a thread that must not wait for the network waits for a lock. The wait is limited, because the
+# thread that has the lock may wait for the network.
 _LOCK_SECONDS = 0.1
 _STANDARD_ERROR = 2
 
@@ -253,7 +254,7 @@ class Disk:
             return memoryview(self._read_fully(file, position, size))
         import numpy as np
 
-        # Unlike a bytearray, this is not filled with zeros first.
+        # Use an array of numpy: a bytearray would be filled with zeros first.
         buffer = memoryview(np.empty(size, np.uint8))  # type: ignore[arg-type]
         try:
             done = os.preadv(file.fd, [buffer], position, os.RWF_NOWAIT)

@@ -101,7 +101,7 @@ def _list(disk: Disk, directory: Path) -> Listing:
 def _make_segment(
     disk: Disk, directory: Path, base_offset: int, files: Files, following: int | None = None
 ) -> LiveSegment:
-    """Return a segment that reads `files` and ends at the offset `following`, or where the .log file ends if None.
+    """Return a segment that reads `files`. It ends at the offset `following` or, if that is None, with the .log file.
 
     The segment's `gaps` stays True: missing offsets do not count as damage, because only the cluster knows whether
     the topic is compacted.
@@ -125,7 +125,7 @@ def _make_segments(
     for base, following in zip(reversed(bases), [None, *reversed(bases[1:])], strict=False):
         segment, files = known.get(base), listing[base]
         if segment is not None and segment.next_base is not None and not is_sure:
-            # A segment with the same end may have been cut and sealed again at the same offset.
+            # Check the .log file, too: the segment may have been cut, and sealed again at the same offset.
             is_sure = segment.is_same(files) and segment.is_uncut()
             segment.is_lost |= segment.is_same(files) and not is_sure
         if segment is None or segment.is_lost or not _carry_on(segment, files, following):

@@ -42,10 +42,10 @@ _SUFFIXES = (names.OFFSET_INDEX, names.TIME_INDEX, names.TEXT_INDEX)
 class LiveSegment(Segment):
     """A segment of a read-only store, whose files are known by their identities (inodes) and not by their names.
 
-    The last segment grows when `advance` is called, up to the last whole batch: to byte 600, if two batches of 300
-    bytes and 100 bytes of a third are there, and to 900 once all of the third is. An open file stays readable
-    after it is renamed or deleted. Reading raises `Gone` if a file was deleted before it was opened, or if the .log
-    file was cut.
+    The last segment grows when `advance` is called, up to the end of the last whole batch. For example, if the file
+    has two batches of 300 bytes, and then 100 bytes of a third batch, the segment ends at byte 600. An open file
+    stays readable after it is renamed or deleted. Reading raises `Gone` if a file was deleted before it was opened,
+    or if the .log file was cut.
     """
 
     def __init__(self, disk: Disk, directory: Path, base_offset: int) -> None:
@@ -238,7 +238,7 @@ class LiveSegment(Segment):
     def is_uncut(self) -> bool:
         """Whether a sealed .log file still has the size and mtime that `note_log` noted.
 
-        If it noted nothing: whether the file still has the last known batch.
+        If `note_log` noted nothing: whether the file still has the last known batch.
         """
         if self._noted is not None:
             found = self._disk.stat(self.path)
@@ -306,8 +306,8 @@ class LiveSegment(Segment):
     def _time_before(self, timestamp: int) -> TimeEntry:
         """Return an entry of the time index before `timestamp` whose batch is in the log, or else (-1, base offset).
 
-        The entry's timestamp is below `timestamp` and not equal: an entry that a truncation has left may have the
-        timestamp of a batch that is not the first with that timestamp.
+        The entry's timestamp is below `timestamp` and not equal. An old entry that a truncation has left may have the
+        right timestamp, but the offset of a later batch: a search from there would miss the first batch.
         """
         index = self.time_index
         number = bisect_left(range(len(index)), timestamp, key=lambda n: index[n].timestamp) - 1
@@ -455,8 +455,8 @@ class LiveSegment(Segment):
 class _LiveTxnIndex(TransactionIndex):
     """A transaction index whose file is opened by its identity (inode).
 
-    A broker writes an entry after its marker, so the file may lack the newest entries. The aborted transactions that
-    were found in the log (`supplement`) are therefore added to those in the file.
+    A broker appends an abort marker to the log before it writes the entry, so the file may lack the newest entries.
+    The aborted transactions that were found in the log (`supplement`) are therefore added to those in the file.
     """
 
     def __init__(self, disk: Disk, path: Path) -> None:

@@ -1,11 +1,11 @@
 """The key index: the offset of the newest record of each key, for `Reader.newest` and the mount's `keys/`.
 
 A key index has two tables of hashes. One is in a file and covers the log up to some offset; the other is in memory
-and covers what came after. The file is written whole and renamed into place (`key_tables`), and never changed. A new
-file replaces it when the log has grown by the size of the file and by at least 16 MiB, or when the table in memory is
-full. A crash therefore leaves a valid file, and when a log is opened again, only the records that the file does not
-cover have to be read. The file is `logfs.keys` in the partition directory, or `logfs.keys.committed` for the index of
-committed records. A read-only store keeps its own files in the user's cache directory.
+and covers the records from that offset on. When a log is opened again, only these records have to be read. The file
+is written whole and renamed into place (`key_tables`), and never changed, so a crash leaves a valid file. A new file
+replaces it when the log has grown by the size of the file and by at least 16 MiB, or when the table in memory is
+full. The file is `logfs.keys` in the partition directory, or `logfs.keys.committed` for the index of committed
+records. A read-only store keeps its own files in the user's cache directory.
 
 Three checks keep the answers right. The checksum of each block of the file is verified when the block is read. The
 last batch that the tables cover must still be in the log at the same offsets; it is not if the log was truncated, or
@@ -100,8 +100,8 @@ class KeyIndex:
         self.is_kept = is_kept
         self._was_asked = False
         self._asked_ms: int | None = None
-        # While much of the log is indexed: the number of bytes done, and the number in all; otherwise None.
-        # `on_progress` is called with the same numbers.
+        # While more than `INLINE_BYTES` of the log are indexed: the number of bytes done, and that of all bytes to
+        # index. Otherwise None. `on_progress` is called with the same two numbers.
         self.progress: tuple[int, int] | None = None
         self.on_progress: Callable[[int, int], None] = lambda done, total: None
 
@@ -126,7 +126,8 @@ class KeyIndex:
             if record is not None and record.key == key:
                 return None if record.value is None else record
             if self._reader.state.log_end_offset == end:
-                # The log has not grown since `_find`, so no newer record has replaced this one: rebuild the index.
+                # The log has not grown since `_find`: the entry is wrong, and not only outdated by a newer record of
+                # the key. So rebuild the index.
                 with self._reader.disk.hold(self._lock):
                     self._reset(f"offset {offset} has no record with the expected key")
         raise Corrupt(
@@ -135,7 +136,7 @@ class KeyIndex:
         )
 
     def keep_up(self, now_ms: int) -> None:
-        """Add new records to the index, which may take long, if there was a lookup in the hour before `now_ms`."""
+        """Add new records to the index if there was a lookup in the hour before `now_ms`. This may take long."""
         if self._was_asked:
             self._was_asked, self._asked_ms = False, now_ms
         if self._asked_ms is not None and now_ms - self._asked_ms < IDLE_MS:
@@ -145,7 +146,7 @@ class KeyIndex:
     def _find(self, key: bytes) -> tuple[int | None, int]:
         """Return the offset that the tables have for a key, and the offset up to which they cover the log.
 
-        The offset is None if the key has no record, or if its entry says that the newest value is null.
+        The first one is None if the tables lack the key, or if its entry says that the newest value is null.
         """
         disk = self._reader.disk
         with disk.hold(self._lock):
@@ -192,7 +193,7 @@ class KeyIndex:
                 return
 
     def _load(self) -> None:
-        """Use the valid index file that covers the most of the log; without any, begin with empty tables."""
+        """Use the valid index file that covers the most of the log; if there is none, begin with empty tables."""
         from logfs.log.read.key_tables import FileTable, MemoryTable, warm_up
 
         warm_up()
@@ -325,8 +326,8 @@ class KeyIndex:
     ) -> Iterator[tuple[int, Header | None]]:
         """Put the keys of a segment's records with offsets in [start, end) into the table in memory.
 
-        Yields, for each part of the segment that was read, the size of the part in bytes, and the header of the last
-        batch of the part that has been indexed (None if there is none).
+        Yields a pair for each part of the segment that was read: the size of the part in bytes, and the header of the
+        last batch in it whose keys were put into the table (None if there is none).
         """
         for found in scan_from(segment, start):
             if isinstance(found, Damage):
@@ -353,8 +354,8 @@ class KeyIndex:
         try:
             for part in scanned.plain_batches(wanted):
                 # A transaction may be aborted later. Compaction then removes its records, and older records of the
-                # keys become the newest. So entries of transactional records do not say that the value is null:
-                # `newest` reads the record.
+                # keys become the newest. So the entry of a transactional record never says that the value is null:
+                # `newest` reads the record, and notices if it was removed.
                 may_abort = attributes[part.first : part.end] & TRANSACTIONAL_BIT != 0
                 may_abort &= self._reader is self._reader.log
                 cuts = np.flatnonzero(may_abort[1:] != may_abort[:-1]) + 1
@@ -390,8 +391,8 @@ class KeyIndex:
             # This is a read-only store without a cache directory, so the index stays in memory.
             self.is_kept = False
             return
-        # Other processes may write the same file in the cache directory at the same time, because it has no lock.
-        # Give the temporary file a name of its own.
+        # The cache directory has no lock, so several processes may write the same index file at the same time: give
+        # the temporary file of this process a name of its own.
         own = "" if log.disk.writable else f".{os.getpid()}"
         temporary = path.with_name(f"{path.name}{own}.tmp")
         base, tail = self._base, self._memory
@@ -414,7 +415,7 @@ class KeyIndex:
     # Used by `audit`.
 
     def _words(self) -> NDArray[np.uint64]:
-        """Return the hash (2 words) and offset + 1 of each key that has a value, by offset, as uint64[keys, 3]."""
+        """Return uint64[keys, 3], in offset order: the hash (2 words) and offset + 1 of each key that has a value."""
         from logfs.log.read.key_tables import MemoryTable
 
         with self._lock:

@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from logfs.format.files.key_table_format import TableHeader
     from logfs.log.disk.disk import Disk
 
+# The least number of slots of a `MemoryTable`, and the share of its slots in use at which it grows.
 _FIRST_SLOTS = 1024
 _LOAD_FACTOR = 0.7
+# How many blocks of a file `FileTable.chunks` reads at once.
 _CHUNK_BLOCKS = 128
 
 
@@ -52,8 +54,8 @@ class MemoryTable:
     ) -> None:
         """Add the keys of the records with offsets of at least `first_offset`. Adding a record again changes nothing.
 
-        `data` and `spans` are those of a `PlainBatches`. With `nulls`, the entry of a record whose value is null says
-        so. Raises `Corrupt` for records that break the format.
+        `data` and `spans` are those of a `PlainBatches`. With `nulls`, the entry of a key whose newest value is null
+        gets `NULL_BIT`. Raises `Corrupt` for records that break the format.
         """
         while len(spans):
             done, self.used, _, outcome = compaction_kernels.put_keys(

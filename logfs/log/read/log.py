@@ -42,7 +42,8 @@ class Log(Reader):
     state: LogState
     epochs: LeaderEpochs
 
-    # The error that every change of the log raises from now on; None while changes are accepted. Reads still succeed.
+    # The error that every change of the log raises from now on; None while changes are accepted. Reads still succeed,
+    # unless it is a `LogDirFailed`.
     failure: LogDirFailed | PartitionFailed | UnknownPartition | None = None
     # The values below change only in a process that writes the log.
 
@@ -128,7 +129,7 @@ class Log(Reader):
 
     @property
     def recovery_point(self) -> int:
-        """The offset below which all records are durable; as it was at loading if another process writes the log."""
+        """The offset below which all records are durable; if another process writes the log, the value at loading."""
         raise NotImplementedError
 
     @property
@@ -188,8 +189,8 @@ class Log(Reader):
     def stable_state(self) -> LogState:
         """The state of the log at this moment, in which `stable_end` is not None.
 
-        If another process writes the log, this may read the batches that were appended since the last use. It then
-        raises `WouldBlock` in a thread that must not wait, and `OSError`.
+        If another process writes the log, a use of this property may read the batches that were appended since the
+        last use. It then raises `WouldBlock` in a thread that must not wait, and `OSError`.
         """
         return self.state
 
@@ -208,7 +209,8 @@ class Log(Reader):
         """Prepare to repeat a read that has raised `gone`, or raise `gone` again if the read must not be repeated.
 
         `tries_left` is how often the caller can still repeat the read. A partition of a read-only store lists its
-        files again. A `Partition` permits only a few repetitions, because another thread may have rebuilt an index.
+        files again. A `Partition` does nothing, and permits a few repetitions: they succeed if an index file was cut
+        and another thread has rebuilt it.
         """
         raise NotImplementedError
 

@@ -6,9 +6,9 @@ is appended late, with an earlier time, must not move text that readers have see
 slices. A slice has the records that were appended to all logs between two checks of their ends, merged by time, and
 never changes.
 
-A read in the middle of a large slice does not merge the whole slice. It begins at the latest time for which the
-records from that time on begin at or before the wanted byte. The time indexes and text indexes of the logs tell where
-the records from a time on begin.
+A read in the middle of a large slice does not merge the slice from its beginning. It begins at a time T: the latest
+time for which the slice's records with times >= T begin at or before the wanted byte. The time indexes and text
+indexes of the logs tell where these records begin.
 """
 
 from __future__ import annotations
@@ -54,9 +54,10 @@ class _Slice(NamedTuple):
 
 
 class _Cursor:
-    """A place where a read can continue: `data` is the text [start, end), `rows` yields what follows in a slice.
+    """A place in the merged text where a read can continue.
 
-    `start` and `end` are bytes of the merged text, and `number` is the number of the slice.
+    `data` is the text last read there: bytes [start, end) of the merged text. `rows` yields the rows after it, up to
+    the end of the slice with the number `number`.
     """
 
     def __init__(self, start: int, number: int, rows: Iterator[MergedRows]) -> None:
@@ -187,7 +188,8 @@ class MergedText:
         part = self._slices[number]
         time, start = -1, part.start
         if sum(part.ends) - sum(part.firsts) > _FEW:
-            # The latest time such that the records from that time on begin at or before `position`.
+            # The latest time for which the slice's records with this time or a later one begin at or before
+            # `position`.
             times = range(min(max(self._reached) + 1, sys.maxsize))
             time = bisect_right(times, position, key=lambda each: self._position_at(part, each)) - 1
             start = self._position_at(part, time)

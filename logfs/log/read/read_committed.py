@@ -1,4 +1,4 @@
-"""Isolation level read_committed: which batches it hides, and the text of the others.
+"""Isolation level read_committed: which batches it hides, and the text of the other batches.
 
 Readers with this level see the records below the last stable offset. They do not see the records of aborted
 transactions (kafka-storage 9.6).
@@ -58,7 +58,7 @@ def isolation_level(text: str) -> Isolation:
 
 
 def is_aborted(aborted: Aborted, producer_id: int, base_offset: int) -> bool:
-    """Return whether a producer's transactional batch belongs to one of the `aborted` transactions."""
+    """Return whether a producer's transactional batch at `base_offset` is in one of the `aborted` transactions."""
     ranges = aborted.get(producer_id, ())
     number = bisect_right(ranges, base_offset, key=lambda found: found[0]) - 1
     return number >= 0 and base_offset < ranges[number][1]
@@ -229,12 +229,12 @@ class CommittedText:
     def _without_hidden(self, at: int) -> int:
         """Return the position in this view that corresponds to byte `at` of the text of all records."""
         last = self._hidden_ranges[self._range_at(at)]
-        # If `at` is in the hidden range, the `max` term leads to the position of the next shown record; otherwise it
-        # is 0.
+        # If `at` is in the hidden range, the `max` term leads to the position of the next shown record; otherwise the
+        # term is 0.
         return at - last.hidden + max(last.end - at, 0)
 
     def release_before(self, position: int) -> None:
-        """Note that readers have passed byte `position`: segments before it that left the log need not be kept."""
+        """Note that readers have passed byte `position`: earlier segments that left the log need not be kept."""
         # `position` counts only the bytes that this view shows. The text of all records also has the hidden bytes, so
         # its byte `position` is never later in the log: no segment is released too early.
         self._all.release_before(position)
@@ -243,7 +243,8 @@ class CommittedText:
         """Drop the hidden ranges above the offset of a truncation.
 
         If readers have been told a larger size than the truncation leaves, the view ends permanently at this offset.
-        `stable` is the last stable offset after the truncation: a transaction whose marker was cut off is open again.
+        `stable` is the last stable offset after the truncation. It may be below the truncation's offset, because a
+        transaction whose marker was cut off is open again.
         """
         offset, told = self._searched
 

@@ -44,7 +44,8 @@ MAX_TIMESTAMP = -3
 class OffsetAndTimestamp(NamedTuple):
     """The result of a lookup by time.
 
-    `timestamp` is in ms; -1 where Kafka returns no timestamp. `leader_epoch` is -1 if it is unknown.
+    `timestamp` (ms) is that of the record at `offset`. It is -1 for `LATEST` and `EARLIEST`, and if the log has no
+    timestamps, as in Kafka. `leader_epoch` is -1 if it is unknown.
     """
 
     offset: int
@@ -81,9 +82,9 @@ def _last_batch_before(segment: Segment, offset: int) -> Batch | None:
 
 
 def _counted(segment: Segment, entry_number: int) -> Iterator[tuple[int, Batch]]:
-    """Yield the batches with records from an entry of the text index on.
+    """Yield the batches of a segment from an entry of its text index on, without control batches.
 
-    Each comes with the number of records of the segment before it.
+    Each item is a pair: how many records the segment has before the batch, and the batch.
     """
     entry = segment.text_index[entry_number]
     count = entry.before.records
@@ -132,7 +133,7 @@ class Reader:
     """
 
     if TYPE_CHECKING:
-        # A `Log` has these as attributes. A `CommittedReader` has them from its log.
+        # A `Log` has these as attributes of its own. A `CommittedReader` takes them from its log.
         name: TopicPartition
         views: ViewRegistry
         traffic: Traffic
@@ -294,7 +295,8 @@ class Reader:
                 return
             for found in segment.batches_from(offset):
                 if isinstance(found, Damage):
-                    # Bytes that a truncation is cutting off look like damage.
+                    # Bytes that a truncation is cutting off look like damage. Wait for the end of a truncation and,
+                    # if there was one, report it in place of the damage.
                     self.log.await_truncation()
                     self._check_left(found.next_offset, state)
                     if found.first_offset >= stop:
@@ -330,7 +332,7 @@ class Reader:
                 records = list(batch.records())
             for record in records:
                 if self.log.state.truncations is not state.truncations:
-                    # The log was truncated, perhaps after the batch was read.
+                    # The log was truncated after this read began: do not yield a record that was cut off.
                     self._check_left(record.offset + 1, state)
                 if whole or first <= record.offset < stop:
                     yield record
@@ -474,7 +476,10 @@ class Reader:
         return None
 
     def last_offset(self) -> int | None:
-        """Return the offset of the last record; None if there is none. Raises `DamagedRange` if damage follows it."""
+        """Return the offset of the last record; None if there is none.
+
+        Raises `DamagedRange` if the log ends in damage: the damaged range may have contained the last record.
+        """
         return self.until_found(self._last_offset)
 
     def _last_offset(self) -> int | None:
@@ -500,11 +505,11 @@ class Reader:
     def offset_for_time(self, timestamp: int, *, shown: bool = False) -> OffsetAndTimestamp | None:
         """Return the earliest offset with a timestamp (ms) of at least `timestamp`, as Kafka's offsetsForTimes does.
 
-        Also takes `LATEST`, `EARLIEST` and `MAX_TIMESTAMP`; raises `InvalidRecord` for other negative values. Returns
-        None if there is no such record. Without `shown`, only the first segment whose largest timestamp is at least
-        `timestamp` is searched, and the answer may be a control record, as in Kafka (kafka-storage 3.10). With
-        `shown`, later segments are searched too, and the answer is a record that readers see. `shown` changes nothing
-        for the special values.
+        Returns None if no such record is found. Also takes `LATEST`, `EARLIEST` and `MAX_TIMESTAMP`; raises
+        `InvalidRecord` for other negative values. Without `shown`, only the first segment whose largest timestamp is
+        at least `timestamp` is searched, and the answer may be a control record, as in Kafka (kafka-storage 3.10).
+        With `shown`, later segments are searched too, and the answer is a record that readers see. `shown` changes
+        nothing for the special values.
         """
         return self.until_found(self._offset_for_time, timestamp, shown)
 
@@ -538,8 +543,8 @@ class Reader:
                 # The segment is empty, but not because of compaction: it is new, or its records are lost. Skip it,
                 # because `largest_timestamp` is the mtime of its file, which is not the time of a record.
                 continue
-            # For a segment that compaction has emptied, `largest_timestamp` is the mtime of its file. If this is late
-            # enough and `shows` is None, later segments are not searched.
+            # For a segment that compaction has emptied, `largest_timestamp` is the mtime of its file. If the mtime is
+            # at least `timestamp` and `shows` is None, later segments are not searched, as in Kafka.
             if segment.largest_timestamp >= timestamp:
                 found = self._first_at(segment, timestamp, state.log_start_offset, shows or _is_any)
                 if found is not None and found.offset >= state.log_end_offset:
@@ -561,7 +566,7 @@ class Reader:
             segment_end = segment.end
             records = segment_end.text.records
             if segment_end.next_offset > state.log_end_offset:
-                # A batch has been appended to the segment, and its state is not published yet.
+                # The segment already has a batch that `state` does not include: its append is not published yet.
                 records = _records_before(segment, state.log_end_offset)
             if records < left:
                 left -= records

@@ -42,8 +42,8 @@ _CACHE_BYTES = 32 * 1024 * 1024
 # The size limit (bytes) of the text of a block. Only the batches between two neighbouring index entries may have
 # more.
 _BLOCK_TEXT_BYTES = 16 * 1024 * 1024
-# The memory (bytes) that a cached block takes besides its text. This matters, because there are very many small
-# blocks after appends of single lines.
+# The memory (bytes) that a cached block takes besides its text. It counts too, because appends of single lines lead
+# to very many small blocks.
 _BLOCK_COST_BYTES = 1024
 # Up to this many bytes of a .log file are rendered in a thread that must not wait, unless they are compressed,
 # damaged or in an old format. Rendering them takes a third of a millisecond.
@@ -81,8 +81,8 @@ _NO_BLOCK = Block(None, [RenderedRange(0, 0, memoryview(b""))], 0)
 class BlockCache:
     """A cache of the most recently used blocks, for all text views of a process. Any thread may use it.
 
-    The key of a block is all that its text depends on: `Segment.content`, the first and the end byte of its batches
-    in the .log file, the kind of view, and the beginning of each envelope.
+    The key of a block is all that the block's text depends on: `Segment.content`, the bytes [start, end) of the
+    block's batches in the .log file, the kind of view, and the beginning of each envelope.
     """
 
     def __init__(self, limit_bytes: int = _CACHE_BYTES) -> None:
@@ -142,7 +142,7 @@ class TextRenderer:
         self._last_block = _NO_BLOCK
 
     def size_of(self, size: TextSize) -> int:
-        """Return how many bytes a text takes in this view; `size` has its sizes in all views."""
+        """Return the size in bytes that a text has in this view; `size` has the text's sizes in all views."""
         return size.size(self.view, len(self.prefix))
 
     def sizes_of(self, texts: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -188,8 +188,8 @@ class TextRenderer:
         missing = self.size_of(after) - self.size_of(entry.before) - before - later
         if missing < 0 or (missing and not damages):
             raise _disagreement(index, f" at offset {offset}")
-        # Count the unreadable text only if the offsets of the damage that gets it end at or below `offset`. Those of
-        # damage up to byte `end` end above `offset`, at the next index entry.
+        # Count the unreadable text only if the damage that gets it ends at or below `offset`. Damage that reaches
+        # byte `end` does not: it ends at the offset of the next index entry, even if its `next_offset` is lower.
         if damages:
             damage = _damage_with_text(damages)
             if damage.end < end and damage.next_offset <= offset:
@@ -275,7 +275,7 @@ class TextRenderer:
         return self._render_carefully(segment, entry, end, at, stop)
 
     def _render_scanned(self, scanned: ScannedBatches, size: int) -> memoryview | None:
-        """Return the text of scanned batches; None if records are malformed, or if the text has not `size` bytes."""
+        """Return the text of scanned batches; None if records are malformed, or if the text has another size."""
         lines = self.view is View.LINES
         whole = scanned.render_lines(size) if lines else scanned.render_envelopes(self.prefix, size)
         if whole is not None:

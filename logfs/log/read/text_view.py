@@ -48,7 +48,8 @@ class TextView:
     ) -> None:
         self.log = log
         self.renderer = TextRenderer(log, view)
-        # The segments that the view has reached, each with its start in the view's text. They are pairs so that a
+        # The segments that the view has reached, each with the byte at which its text begins. Byte 0 is the beginning
+        # of the original first segment's text, and `_origin` that of the view. The two values are a pair so that a
         # read during an append never finds one without the other. Appends extend the list in place; a removal of its
         # first segments replaces the list.
         self._segments: list[tuple[int, Segment]] = []
@@ -69,8 +70,8 @@ class TextView:
             first = max(state.log_start_offset, 0 if start is None else start)
             reached, *self._ahead = state.segments_from(first)
             self._segments.append((0, reached))
-            # Once the log has a higher generation than this, a new view may have different bytes at the same
-            # positions.
+            # Once the log has a higher generation than this one, a new view may have different bytes at the same
+            # positions than this view.
             self.generation = state.generation
             self._truncations = state.truncations
             self._origin: int | None = None
@@ -202,8 +203,8 @@ class TextView:
 
         Also releases segments that have left the log and that readers have passed (`release_before`).
         """
-        # An error must not prevent the log from dropping its segments. The readers of the view get the error
-        # themselves.
+        # Ignore errors, which must not prevent the log from dropping its segments. A read of the view that meets such
+        # an error raises it.
         with suppress(LogfsError, OSError):
             self._keep_segments()
 
@@ -309,9 +310,9 @@ class TextView:
         )
 
     def _find_origin(self) -> int | None:
-        """Return where byte 0 of the view is in the text of the view's original first segment; None if not known yet.
+        """Return the byte of the original first segment's text at which the view begins; None if it is not known yet.
 
-        The position is in bytes of text. It is not known while `first_offset` is above the log end.
+        It is not known while `first_offset` is above the log end.
         """
         if self._origin is None and self.first_offset <= self.log.state.log_end_offset:
             self._extend()
@@ -319,7 +320,7 @@ class TextView:
         return self._origin
 
     def _position_of(self, offset: int) -> int:
-        """Return where the records from `offset` on begin, in bytes from the origin that `_find_origin` describes."""
+        """Return the byte at which the records from `offset` on begin, counted like the bytes in `_segments`."""
         segments = self._segments
         number = bisect_right(segments, offset, key=lambda pair: pair[1].base_offset) - 1
         if number < 0:

@@ -5,7 +5,7 @@ Imports `disk`, and the formats of tiered storage.
 Begin with `bucket_disk`: it is the `Disk` of a bucket, so that everything above reads a bucket as it reads a log
 directory that another process writes.
 
-- `object_store`: requests to the store; obstore is imported here alone.
+- `object_store`: requests to the store; only this module imports obstore.
 - `chunk_cache`: fetched chunks of objects, kept in files of the user's cache directory.
 - `chunk_reader`: reads bytes of objects through the cache, and fetches ahead for sequential readers.
 - `encryption`: the keys of encrypted segments.

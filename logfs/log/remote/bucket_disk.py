@@ -50,7 +50,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# How old a listing may become, in seconds: a list request costs as much as ten reads of an object.
+# How old a listing may become, in seconds. The time is long, because a list request costs as much as ten reads of an
+# object.
 _LISTING_SECONDS = 30.0
 # A listing is not repeated within this time (seconds), even if it seems to be outdated.
 _DOUBT_SECONDS = 1.0
@@ -90,7 +91,7 @@ class _Listing(Generic[T]):
         self.changed_ns = 0
 
     def get(self) -> T:
-        """Return the listing. If there is none yet, raises the errors of `look`, or `WouldBlock` if it would wait."""
+        """Return the listing. If there is none yet, raises the errors of `look`, and may raise `WouldBlock`."""
         found = self.found
         if found is not None and not self._is_old():
             return found
@@ -166,7 +167,8 @@ def _partition_of(place: PartitionPlace, segments: Sequence[BucketSegment]) -> _
             if suffix in names.SEGMENT_FILES:
                 files[names.stem(segment.start_offset) + suffix] = entry
             elif suffix == names.SNAPSHOT and following is not None:
-                # The snapshot has the state of the producers after the segment, so it is named after the next one.
+                # The snapshot has the state of the producers after the segment, so its name has the offset at which
+                # the next segment begins.
                 files[names.stem(following.start_offset) + suffix] = entry
     if segments:
         files[names.LEADER_EPOCHS] = StoredEntry(segments[-1], EPOCHS)
@@ -183,9 +185,9 @@ class BucketFile(File):
 class BucketDisk(ReadOnlyDisk):
     """The directory tree of a bucket. Every method may raise `RemoteStorageError`.
 
-    In the thread that called `forbid_blocking`, and within `run_without_network`, no method waits for the network. It
-    raises `WouldBlock` if it needs a listing that is not in memory, or bytes of an object that are in none of the
-    chunks that `ChunkReader` keeps open.
+    In the thread that called `forbid_blocking`, and within `run_without_network`, no method waits for the network. A
+    method then raises `WouldBlock` if it needs a listing that is not in memory, or bytes of an object that are in
+    none of the chunks that `ChunkReader` keeps open.
     """
 
     is_remote = True
@@ -217,7 +219,7 @@ class BucketDisk(ReadOnlyDisk):
         self._partitions: dict[str, _Listing[_Partition]] = {}
 
     def check_may_block(self) -> None:
-        """Raise `WouldBlock` in a thread that must not wait for the network: most long calls of this disk use it."""
+        """Raise `WouldBlock` in a thread that must not wait for the network, as most long calls of this disk do."""
         self.check_may_fetch()
 
     def release(self) -> None:
@@ -409,7 +411,7 @@ class BucketDisk(ReadOnlyDisk):
             return log.size
         index = segment.file(names.OFFSET_INDEX, self)
         data = b"" if index is None else self.read_small(index)
-        # A damaged index may end within an entry.
+        # A damaged index may end within an entry: leave out the rest.
         entries = np.frombuffer(data[: len(data) // 8 * 8], ">i4").reshape(-1, 2)
         number = np.searchsorted(entries[:, 0], offset - segment.start_offset)
         position = int(entries[number - 1, 1]) if number else 0

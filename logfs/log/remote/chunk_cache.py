@@ -44,7 +44,8 @@ class ChunkCache:
         self._limit = limit_bytes
         self._disk = Disk()
         self._counting = make_lock(Level.CACHE)
-        # The bytes that this process has written since it last checked the total size; at first the limit.
+        # The bytes that this process has written since it last checked the total size. At first the limit, so that
+        # the first write checks the total size.
         self._written = limit_bytes
 
     def load(self, name: str) -> File | None:

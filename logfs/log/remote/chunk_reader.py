@@ -1,7 +1,7 @@
 """Reads bytes of objects in whole chunks, through the cache, and fetches ahead for sequential readers.
 
-The chunks that were read last stay open, that is, their files in the cache do; reading them again costs no more than
-reading a local file. If several readers need the same chunk that is not open, they share one request.
+The files of the chunks that were read last stay open, so reading such a chunk again costs no more than reading a
+local file. If several readers need the same chunk, and it is not open, they share one request.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# How many chunks stay open. At 4 MiB each, they need no memory except the page cache.
+# How many chunks stay open. Their files, usually of 4 MiB each, take no memory except the page cache.
 _MOST_OPEN = 128
 # How many chunks stay open after a call of `read_afresh`. From then on, chunks are kept in memory, and not in files
 # of the cache directory.
@@ -75,11 +75,11 @@ class StoredFile(NamedTuple):
     is_part: bool = False
 
     def is_as_stored(self, data: Buffer) -> bool:
-        """Whether the MD5 of `data`, all bytes of the object, is the object's `version`. True if this cannot be told.
+        """Whether `data`, which were received, are the bytes of the object, as far as `version` tells.
 
-        It cannot be told if the version is no MD5, or if `data` is only a part of the object. On S3 the version is
-        the ETag, which is the MD5 of an object that was stored in one request, unless S3 encrypts it with a key of
-        KMS.
+        Returns False if `version` is another MD5 than that of `data`. Returns True if `version` is no MD5, or if
+        `data` is only a part of the object. On S3 the version is the ETag, which is the MD5 of an object that was
+        stored in one request, unless S3 encrypts the object with a key of KMS.
         """
         version = self.version.strip('"')
         if self.is_part or len(self.chunks) != 1 or not _MD5.fullmatch(version):
@@ -110,7 +110,7 @@ class ChunkReader:
         self._most_open = _MOST_OPEN
         self._open: OrderedDict[_ChunkId, File] = OrderedDict()
         self._coming: dict[_ChunkId, Future[File]] = {}
-        # For each chunk that proved wrong: the time of its first new fetch (monotonic seconds), and their number.
+        # For each chunk that proved wrong: when it was first fetched again (monotonic seconds), and how often since.
         self._tries: dict[_ChunkId, tuple[float, int]] = {}
         # For each object that is read sequentially: the number of the next chunk, and how many chunks to fetch ahead.
         self._sequential: OrderedDict[str, tuple[int, int]] = OrderedDict()

@@ -1,4 +1,4 @@
-"""Requests to an object store. obstore is imported here alone, when a bucket is opened.
+"""Requests to an object store. Only this module imports obstore, at the first request.
 
 Credentials come from the environment, from the files of the store's own tools, or from the machine (a role). They
 are in no message: an error has the code and the message of the store's response, and not the whole response.
@@ -27,10 +27,12 @@ if TYPE_CHECKING:
 
     from logfs.log.disk.bucket_path import BucketPath
 
-# A request without an answer within this time fails. A chunk of 4 MiB takes less at 2 Mbit/s.
+# A request fails if its answer is not complete after `_REQUEST_SECONDS`, or if the connection is not made after
+# `_CONNECT_SECONDS`. At 2 Mbit/s, a chunk of 4 MiB takes 17 s.
 _REQUEST_SECONDS = 20
 _CONNECT_SECONDS = 5
-# For this long, a request is repeated after an error of the network or of the server (500, SlowDown).
+# After an error of the network or of the server (500, SlowDown), a request is repeated for `_RETRY_SECONDS` at most.
+# obstore repeats it up to `_MOST_RETRIES` times by itself.
 _RETRY_SECONDS = 30
 _MOST_RETRIES = 8
 # The pause before this module repeats a request.
@@ -72,7 +74,7 @@ _MOST_PARTS = 4
 class AccessDenied(RemoteStorageError):
     """The store refuses the credentials, or they do not permit the request.
 
-    S3 also responds like this for a missing object, if the credentials do not permit to list the bucket.
+    S3 also gives this response for a missing object, if the credentials do not permit listing the bucket.
     """
 
 
@@ -101,7 +103,7 @@ class ObjectStore:
     """
 
     def __init__(self, place: BucketPath, *, looks_again: bool = False) -> None:
-        """Prepare requests to the bucket of `place`. Nothing is imported, read or sent before the first one.
+        """Prepare requests to the bucket of `place`. Nothing is imported, read or sent before the first request.
 
         The first request raises `InvalidStore` if obstore is not installed, or if the bucket or the credentials'
         files cannot be used. With `looks_again`, an object counts as missing only after the store has said so three
@@ -155,7 +157,7 @@ class ObjectStore:
     def put(
         self, key: str, body: Callable[[], Iterable[Buffer]], *, if_absent: bool = False
     ) -> bool:
-        """Store an object durably, in several parts at a time if it is large, and return True.
+        """Store an object durably, and return True. A large object is sent in parts, several of them at a time.
 
         `body` is called again for each try; if it raises an error, `put` raises the same error. An existing object
         with this key is replaced. With `if_absent`, which is only for small objects, an existing object stays, and
@@ -171,7 +173,7 @@ class ObjectStore:
                 raised.append(error)
                 raise
 
-        # obstore raises this error for status 409. Without `if_absent`, 409 is a conflict in the store, which is
+        # obstore raises `AlreadyExistsError` for status 409. Without `if_absent`, 409 is a conflict in the store, and
         # handled like any other error.
         exists = self._obstore.exceptions.AlreadyExistsError if if_absent else ()
 
@@ -231,10 +233,10 @@ class ObjectStore:
             self._ask(key, lambda: self._obstore.delete(self._store, key))
         except FileNotFoundError:
             if self._place.scheme == "s3":
-                # On S3, this error means that the bucket is missing: to delete a missing object is no error there.
+                # The bucket is missing: S3 reports no error for the deletion of a missing object.
                 raise self._no_bucket(key) from None
         if self._place.scheme == "file":
-            # A killed upload leaves a file with the object's name, `#` and a number.
+            # A killed upload leaves a file with the object's name, `#` and a number: delete such files, too.
             path = Path("/", key)
             for left in path.parent.glob(f"{glob.escape(path.name)}#*"):
                 left.unlink(missing_ok=True)
@@ -248,14 +250,14 @@ class ObjectStore:
         return sorted(map(_stored, found))
 
     def level(self, prefix: str) -> tuple[list[str], list[StoredObject]]:
-        """Return what is directly in the directory `prefix`: directories, without a slash at the end, and objects."""
+        """Return (directories, objects) directly in the directory `prefix`. Directories have no slash at the end."""
         found = self._ask(
             prefix, lambda: self._obstore.list_with_delimiter(self._store, prefix or None)
         )
         return sorted(found["common_prefixes"]), sorted(map(_stored, found["objects"]))
 
     def _ask(self, key: str, request: Callable[[], Any], looks: int = 1) -> Any:
-        """Send a request; repeat it after a transient error, and up to `looks` times while the object is missing."""
+        """Send a request; repeat it after a transient error. For a missing object, send it up to `looks` times."""
         end = time.monotonic() + _RETRY_SECONDS
         was_denied = False
         while True:
@@ -271,7 +273,7 @@ class ObjectStore:
                     ) from None
                 time.sleep(_PAUSE_SECONDS)
             except Exception as error:
-                # obstore repeats a request that was not answered, but not one whose answer was cut off.
+                # Repeat the request here, because obstore does not repeat a request whose answer was cut off.
                 text = str(error)
                 is_denied = _DENIED.search(text)
                 if is_denied and not was_denied:

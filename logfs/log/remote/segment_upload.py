@@ -36,8 +36,8 @@ _READ_BYTES = 8 << 20
 class SegmentContent(NamedTuple):
     """The segment to be copied: `read(position, size)` returns bytes of its .log file.
 
-    `files` has the content of each other file by its suffix (".index"). `first_offset`, `time_offset` and `text` mean
-    the same as in `StoredSegment`.
+    `files` maps the suffixes of the segment's other files (".index") to their contents. `first_offset`, `time_offset`
+    and `text` mean the same as in `StoredSegment`.
     """
 
     read: Callable[[int, int], Buffer]
@@ -92,9 +92,9 @@ class _Sender:
     chunk_bytes: int = CHUNK_BYTES
     # Whether the chunks are compressed with zstd.
     compress: bool = False
-    # The id of the RSA key that encrypts the segment's key; "" if nothing is encrypted. The manifest never is.
+    # The id of the RSA key that encrypts the segment's key; "" for no encryption. The manifest is never encrypted.
     key_id: str = ""
-    # For the suffix of each object: the CRC-32C of each chunk of the .log file, or that of the whole object.
+    # For the suffix of each object: its CRC-32Cs. The .log file has one for each chunk, any other object only one.
     crcs: dict[str, list[int]] = field(default_factory=dict)
 
     def send_files(self) -> StoredSegment:
@@ -183,7 +183,7 @@ class _Sender:
 
         def counted() -> Iterator[Buffer]:
             nonlocal crc
-            # If the upload is repeated, it sends all bytes again.
+            # Start from zero: a repeated upload sends all bytes again.
             sizes.clear()
             crcs.clear()
             crc = 0

@@ -42,7 +42,7 @@ class SegmentSplit:
     """The records [first_offset, end_offset) of a segment, to be read by another process.
 
     About `bytes` bytes of the .log file have to be read, from byte `position` on. `aborted` has the aborted
-    transactions to leave out, by producer id, in ascending order.
+    transactions to leave out: for each producer id its transactions, in ascending order.
     """
 
     segment: SegmentDescriptor
@@ -115,8 +115,8 @@ def _first_reaching(segment: Segment, timestamp: int) -> int:
         return segment.next_offset if segment.largest_timestamp < timestamp else segment.base_offset
     index = segment.time_index
     try:
-        # While a segment is written, the last entry of the index does not cover all records, and some entries may be
-        # of truncated records.
+        # Do not use the time index of a segment that is being written: its last entry does not cover all records, and
+        # some entries may be of truncated records.
         if not segment.is_active and not index.is_growing:
             if index.last.timestamp < timestamp and segment.has_batch_of(index.last):
                 return segment.next_offset
@@ -194,10 +194,12 @@ def _position_after(segment: Segment, offset: int) -> int:
 def read(segment_split: SegmentSplit, since: int | None = None) -> Iterator[Columns | DamagedRange]:
     """Return an iterator over the records of a split, as columns by ascending offset.
 
-    The iterator yields a `DamagedRange` for each damaged range. It leaves out control records, aborted transactions
-    and, with `since` (ms), each batch whose records are all earlier than `since`; the other batches may still have
-    earlier records. If the file is gone, this call raises `Gone`. The iterator raises `Gone` only if an object of a
-    remote segment is deleted meanwhile.
+    The iterator yields a `DamagedRange` for each damaged range. It leaves out control records and aborted
+    transactions. With `since` (ms), it also leaves out batches of magic 2 whose records are all earlier than `since`.
+    Of the other batches it yields all records in the split, so the caller may still get records earlier than `since`.
+
+    If the file is gone, this call raises `Gone`. The iterator raises `Gone` only if an object of a remote segment is
+    deleted meanwhile.
     """
     segment = segment_split.segment.open()
     if segment.is_tiered:
@@ -225,9 +227,9 @@ def _read(
 
 
 def _start(segment: Segment, segment_split: SegmentSplit) -> tuple[int, int]:
-    """Return the split's position and the base offset of the batch at it, to begin the scan with.
+    """Return where the scan of a split begins: the split's position, and the base offset of the batch there.
 
-    If no fitting batch is at the position, return 0 and the base offset of the segment.
+    If no fitting batch is there, return 0 and the base offset of the segment.
     """
     head = segment.header(segment_split.position) if segment_split.position else None
     if head is not None and segment.base_offset <= head.base_offset <= segment_split.first_offset:

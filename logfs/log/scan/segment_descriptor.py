@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from logfs.log.disk.disk import Disk, File
     from logfs.log.read.reader import Reader
 
-# How many times the segments are described or looked up again if files leave the log meanwhile.
+# How many times, at most, the segments are described or looked up: a try fails if a file leaves the log meanwhile.
 _TRIES = 5
 
 
@@ -155,7 +155,7 @@ class SegmentDescriptor:
         state = reader.log.state
         if state.log_start_offset >= self.next_offset or state.log_end_offset <= self.base_offset:
             return True
-        # Find the segment that holds this offset now. Compaction may have merged several segments into a new file,
+        # Find the segment that holds `base_offset` now. Compaction may have merged several segments into a new file,
         # which is named after the first of them.
         holder = state.segments_from(self.base_offset)[0]
         identity = holder.base_offset, _identity(reader.log, holder)
@@ -209,7 +209,7 @@ def describe_segments(
     """
     disk, directory = reader.disk, reader.directory
     directory_identity = disk.stat(directory).identity
-    # Use ".." to reach the log directory itself, because its path may be a symlink.
+    # Use ".." to get the status of the log directory itself: its path may be a symlink, which `stat` does not follow.
     parent = directory.parent if disk.is_remote else directory / ".."
     log_dir_identity = disk.stat(parent).identity
     every = reader.log.state.segments
@@ -218,8 +218,8 @@ def describe_segments(
         if previous is None and segment is not every[0] and segment in every:
             before = every[every.index(segment) - 1]
             previous = before.base_offset, _identity(reader, before)
-        # Read this before `next_offset`: otherwise, a segment that is sealed in between would be described as sealed
-        # with an end that is too low.
+        # Read `next_base` before `next_offset`: otherwise, a segment that is sealed in between would be described as
+        # sealed, with an end that is too low.
         is_last = segment.next_base is None
         identity = _identity(reader, segment)
         described = SegmentDescriptor(

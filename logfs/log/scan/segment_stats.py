@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from logfs.log.read.reader import Reader
     from logfs.log.segment.segment import Segment
 
-# The attributes of a batch may also have the codec numbers 5 to 7, which belong to no codec.
+# A batch may also have one of the codec numbers 5 to 7, which belong to no codec: it counts as "unknown".
 _CODEC_NAMES = {codec.value: codec.name.lower() for codec in Codec}
 _SECOND = 1000
 _MINUTE, _HOUR, _DAY = 60 * _SECOND, 3600 * _SECOND, 86_400 * _SECOND
@@ -94,7 +94,8 @@ def count_segment(segment: Segment, bucket_ms: int) -> SegmentStats:
             counts.codecs[_CODEC_NAMES.get(codec, "unknown")] += int(sizes[of_it].sum())
         counts.batches += len(rows)
         counts.plain_bytes += int(sizes[is_control].sum())
-        # A compressed batch of an old format has no header of its own to add: each message in it has a header.
+        # To the size of decompressed records, add that of the batch header. In the old formats there is none to add:
+        # each message has a header of its own, which counts as a part of the message.
         header_size = HEADER_SIZE if found.legacy is None else 0
         for columns, group in found.decode():
             plain = int(group[:, SIZE].sum())

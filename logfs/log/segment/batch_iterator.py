@@ -33,15 +33,16 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 256 * 1024
 # Offsets must be below this limit, so that the offset after a batch fits in an int64, too.
 _LIMIT_OFFSET = 2**63 - 1
-# The first fields of a batch, and of a message of an old format. In a message, `offset` is that of the last record.
+# The first fields of a batch or of a message of an old format. `offset` is the offset of the first record of a batch,
+# or of the last record of a message. `unchecked` is a field that the search for batches ignores.
 _HEAD = np.dtype([("offset", ">i8"), ("size", ">i4"), ("unchecked", ">i4"), ("magic", "u1")])
 
 
 class Damage(NamedTuple):
     """Bytes [start, end) of a .log file that hold no valid batches.
 
-    The offsets [first_offset, next_offset) cannot be read for this reason. Either range may be empty: `start` is
-    `end` if batches are missing and have left no bytes.
+    Therefore the offsets [first_offset, next_offset) cannot be read. Either range may be empty: for example, `start`
+    is `end` if batches are missing and have left no bytes. `reason` says what is wrong.
     """
 
     start: int
@@ -89,10 +90,10 @@ class Walk:
     """A walk over bytes of a .log file, which yields (position, batch) for every valid batch, and each `Damage`.
 
     The bytes are [start, end), read by `read(position, size)`, about `chunk_bytes` at a time. `first_offset` is the
-    lowest offset that the first batch may have. `exact` says that the batches before `start` end just before this
-    offset: if the first batch begins at a higher offset, offsets are missing before it. `next_offset` is the offset
-    after the last batch, None if it is unknown, as in recovery. All offsets in the file are at least `base_offset`,
-    and below `limit_offset` (the base offset of the next segment).
+    lowest offset that the first batch may have. `exact` says that the batches before `start` end just before
+    `first_offset`: if the first batch begins at a higher offset, offsets are missing before it. `next_offset` is the
+    offset after the last batch, None if it is unknown, as in recovery. All offsets in the file are at least
+    `base_offset`, and below `limit_offset` (the base offset of the next segment).
 
     With `gaps`, offsets may be missing between batches, as compaction leaves them. Otherwise a batch whose offsets
     fit neither neighbour counts as damaged, because the CRC does not cover its base offset.
@@ -156,7 +157,7 @@ class Walk:
         return self._data[at : at + size]
 
     def _batch(self, position: int) -> Batch:
-        """Return the batch at a position; a CRC of magic 2 is not checked. Raises `Corrupt` if no batch is there."""
+        """Return the batch at a position. Raises `Corrupt` if there is none. The CRC of magic 2 is not checked."""
         head = self._get(position, HEADER_SIZE)
         left = self.end - position
         if is_legacy(head):
@@ -165,7 +166,7 @@ class Walk:
                 raise Corrupt(f"message size {size} is invalid with {left} bytes left")
             return LegacyBatch.parse(self._get(position, size))
         if len(head) < HEADER_SIZE:
-            # A file that is being truncated may have fewer bytes left than its size said.
+            # A file that is being truncated may have fewer bytes left than when its size was read.
             raise Corrupt(f"{min(left, len(head))} bytes are too few for a batch")
         header = parse_header(head)
         if header.magic != MAGIC:
@@ -175,7 +176,7 @@ class Walk:
         return Batch(header, self._get(position, header.size_bytes))
 
     def _base_offset(self, position: int) -> int | None:
-        """Return the unchecked base offset at a position; None if too few bytes are left for a batch."""
+        """Return the base offset of the batch at a position, unchecked; None if the bytes are too few for a batch."""
         head = self._get(position, HEADER_SIZE)
         if is_legacy(head):
             with suppress(Corrupt):
@@ -204,17 +205,17 @@ class Walk:
         return batch
 
     def _check_successor(self, position: int, header: Header, known: bool) -> None:
-        """Raise `Corrupt` if the next batch contradicts the offsets in `header`, that of the batch at `position`.
+        """Raise `Corrupt` if the next batch contradicts the offsets in `header`.
 
-        Called unless the previous batch is known to end just before these offsets. `known` says whether the offset
-        at which the previous batch ends is known.
+        `header` is the header of the batch at `position`. Called unless the previous batch is known to end just
+        before these offsets. `known` says whether the offset at which the previous batch ends is known.
         """
         after = position + header.size_bytes
         successor = self._base_offset(after) if after < self.end else None
         follows = self.next_offset if successor is None else successor
         if follows is None:
-            # The offset of what follows is unknown. Accept the batch, unless offsets are missing before it although
-            # `gaps` is False.
+            # The offset of what follows is unknown. Accept the batch, except if offsets are missing before the batch,
+            # and `gaps` does not permit this.
             leads = self.gaps or not known
         else:
             leads = follows == header.next_offset or (self.gaps and follows > header.next_offset)
@@ -256,8 +257,8 @@ class Walk:
         """Return whether valid batches follow one another from a position up to `end`.
 
         A record's value may contain the bytes of a batch. Such a batch does not lead to `end`: the rest of the record
-        follows it. A real batch of the log does, if nothing after it is damaged. `astray` collects the positions that
-        do not lead to `end`, so that each position is examined once.
+        follows it. A real batch of the log leads to `end`, if nothing after it is damaged. `astray` collects the
+        positions that do not lead to `end`, so that each position is examined once.
         """
         expected, is_first = self.first_offset, True
         seen: set[int] = set()
@@ -274,10 +275,11 @@ class Walk:
     def _contents(self, position: int, expected: int) -> tuple[int, int, bool]:
         """Return the probable end position of a damaged batch, its last offset, and whether its length is reliable.
 
-        The result tells batches of the log from bytes inside the damaged batch that look like a batch. For example,
-        a compressed message of an old format contains messages, which snappy and LZ4 do not change if they cannot
-        shorten them. If the length of the outer message agrees with the lengths of its fields, the length is right.
-        Otherwise the inner messages are recognised by their offsets, which do not exceed that of the outer message.
+        The caller needs the result to distinguish later batches of the log from bytes inside the damaged batch that
+        only look like a batch. For example, a compressed message of an old format contains messages, which snappy and
+        LZ4 do not change if they cannot shorten them. If the length of the outer message agrees with the lengths of
+        its fields, the length is right. Otherwise the inner messages are recognised by their offsets, which do not
+        exceed that of the outer message.
         """
         head = self._get(position, HEADER_SIZE)
         end = position + _size_at(head)
@@ -316,9 +318,9 @@ def _size_at(head: memoryview) -> int:
 
 
 def _candidates(chunk: bytes, expected: int, limit_offset: int) -> Sequence[int]:
-    """Return the positions in a chunk where a batch of any format may begin, by its magic, size and offset."""
+    """Return the positions in a chunk at which the magic, size and offset may be those of a batch of any format."""
     if len(chunk) < _HEAD.itemsize or not chunk.strip(b"\0"):
-        # There is no batch in zeros, of which a preallocated file may have very many at its end.
+        # Zeros contain no batch. They are skipped quickly, because a preallocated file may have very many at its end.
         return []
     # A head may begin at every byte, so the items of this array overlap.
     heads = np.ndarray(len(chunk) - _HEAD.itemsize + 1, _HEAD, chunk, strides=(1,))

@@ -62,14 +62,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _CHUNK_BYTES = 1 << 20
-# How far the operating system is asked to read ahead of a scan.
+# How many bytes the operating system is asked to read ahead of a scan.
 _AHEAD_BYTES = 8 << 20
 # The CRCs of batches up to this size (bytes) are checked in compiled code, in one call for all.
 _SMALL_BYTES = 1024
 # Scans of at least this many bytes use other threads too (`scan_ahead`).
 _LARGE_BYTES = 8 << 20
-# The most bytes of JSON envelopes that are rendered in one call. Few calls need more, and a greater size may come
-# from a wrong index.
+# The most bytes of JSON envelopes that are rendered in one call. Few calls need more. A greater size may come from a
+# wrong index, so no buffer of that size is allocated.
 _MOST_TEXT_BYTES = 32 << 20
 # The greatest size of a batch that a 32-bit length can express.
 _MOST_BYTES = 2**31 - 1 + LENGTH_OVERHEAD
@@ -164,8 +164,8 @@ class ScannedBatches(NamedTuple):
     ) -> Iterator[tuple[Columns | Corrupt, NDArray[np.int64], NDArray[np.int64]]]:
         """Decode and measure the records in groups of batches, and yield (columns, rows, sizes) for each group.
 
-        `columns` and `rows` are those that `decode` yields, and `sizes` are the text sizes of the group's batches. A
-        batch with malformed records counts as 0 records; its size in bytes counts as that of its lines and envelopes.
+        `columns` and `rows` are those that `decode` yields, and `sizes` are the text sizes of the group's batches.
+        For a batch with malformed records, these are 0 records, and the batch's size in bytes for each text view.
         """
         for columns, group in self.decode():
             if isinstance(columns, Corrupt):
@@ -216,14 +216,15 @@ class ScannedBatches(NamedTuple):
         return sizes, edges
 
     def render_lines(self, size: int) -> memoryview | None:
-        """Return the lines of all records in the batches. By the text index, the lines have `size` bytes together.
+        """Return the lines of all records in the batches.
 
-        Returns None if the lines have another size, or if any batch has attributes set, such as a codec.
+        `size` is the total size of the lines in bytes, according to the text index. Returns None if the lines have
+        another size, if any batch has attributes set, such as a codec, or for a batch of an old format.
         """
         from logfs.format.kernels import batch_kernels
 
-        # A record is longer than its line, so a size above that of the data comes from a wrong index: do not allocate
-        # so many bytes.
+        # A record is longer than its line, so a `size` above the size of `data` comes from a wrong index: do not
+        # allocate so many bytes.
         if self.rows[:, ATTRIBUTES].any() or not 0 <= size <= len(self.data):
             return None
         out = np.empty(size, np.uint8)
@@ -232,11 +233,11 @@ class ScannedBatches(NamedTuple):
         return out.data if done == size else None
 
     def render_envelopes(self, prefix: bytes, size: int) -> memoryview | None:
-        """Return all records as JSON envelopes. By the text index, the envelopes have `size` bytes together.
+        """Return all records as JSON envelopes, each of which begins with `prefix`.
 
-        `prefix` is the beginning of each envelope. Returns None if the envelopes have another size, if `size` is
-        above 32 MiB, if records are malformed, if some batches have CreateTime and others LogAppendTime timestamps,
-        or for a batch of an old format.
+        `size` is the total size of the envelopes in bytes, according to the text index. Returns None if the envelopes
+        have another size, if `size` is above 32 MiB, if records are malformed, if some batches have CreateTime and
+        others LogAppendTime timestamps, or for a batch of an old format.
         """
         from logfs.format.kernels import text_kernels
 
@@ -439,9 +440,9 @@ def scan_one(position: int, batch: Batch) -> ScannedBatches:
 
 
 def _spans(rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the columns that `decode_columns` needs. They are copied into a contiguous array.
+    """Return the columns from SPAN_START on, which `decode_columns` and the kernels need, as a contiguous array.
 
-    numba would compile the function a second time for an array that is not contiguous.
+    numba would compile each kernel a second time for an array that is not contiguous.
     """
     return np.ascontiguousarray(rows[:, SPAN_START:])
 
@@ -459,7 +460,7 @@ def scan_ahead(
 ) -> Iterator[T | Damage]:
     """Yield the result of `work` for each run that `scan_segment` yields, and each `Damage` between them.
 
-    For a large segment, `work` is called in other threads too, while this thread reads ahead.
+    For a large segment, `work` is called in other threads too, while the calling thread reads ahead.
     """
 
     def done(found: ScannedBatches | Damage) -> T | Damage:
@@ -492,12 +493,13 @@ def scan_segment(
             yield found
             position, expected = found.end, found.next_offset
             continue
-        # At `position` is damage or a message of an old format. The walk yields these, and the next valid batch.
+        # At `position` is damage, a message of an old format, or a batch after missing offsets, whose base offset the
+        # scan cannot confirm. The walk handles all of these, and then yields the next valid batch.
         for walked in segment.walk(position, first_offset=expected, is_end_known=False):
             if isinstance(walked, Damage):
                 yield walked
-                # Let the walk yield the next batch, too: it checks the batch's offset, which no CRC covers, by the
-                # batch after it.
+                # Let the walk yield the next batch, too. No CRC covers the offset of that batch, but the walk checks
+                # the offset by the batch after it.
                 position, expected = walked.end, walked.next_offset
                 continue
             yield scan_one(*walked)
@@ -531,7 +533,7 @@ def _below(rows: NDArray[np.int64], limit_offset: int) -> NDArray[np.int64]:
 def _without_doubtful_end(rows: NDArray[np.int64], expected: int) -> NDArray[np.int64]:
     """Return `rows` without the last batch if offsets are missing before that batch.
 
-    No CRC covers the batch's offset, and only the batch after it can confirm the offset: the next scan reads both.
+    No CRC covers a batch's offset. Only the batch after it can confirm the offset, so the next scan reads both.
     """
     if len(rows):
         before = int(rows[-2, NEXT_OFFSET]) if len(rows) > 1 else expected
@@ -555,10 +557,10 @@ def _sums(values: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int6
 
 
 def text_size(found: tuple[int, Batch] | Damage) -> TextSize:
-    """Return the text size of a batch or of damage, as a walk yields it: records, and bytes in each text view.
+    """Return the text size of a batch or of damage: the number of records, and the bytes in each text view.
 
-    Damage has no records, and as many bytes in the views as in the file, so that readers can go past it. A batch
-    whose records cannot be decoded counts as damage.
+    `found` is what a walk yields. Damage has no records, and as many bytes in the views as in the file, so that
+    readers can go past the damage. A batch whose records cannot be decoded counts as damage.
     """
     if isinstance(found, Damage):
         return TextSize(0, found.end - found.start, found.end - found.start)

@@ -46,8 +46,8 @@ def check_files(disk: Disk, directory: Path) -> None:
             elif name.endswith(_SWAP) and names.parse_stem(name) < min(
                 unfinished, default=names.INT64_MAX
             ):
-                # Only swap files below all .cleaned files are checked. The others were not committed, so recovery
-                # removes them (kafka-storage 5.2).
+                # Check only the swap files whose base offsets are below those of all .cleaned files. Compaction has
+                # not committed the other swap files, so recovery removes them (kafka-storage 5.2).
                 _check_swap(disk, directory, names.parse_stem(name), bases)
 
 

@@ -47,7 +47,8 @@ class SparseIndex(NamedFile):
     first_field: ClassVar[struct.Struct]
     # The number of the field that has the offset of an entry, relative to the base offset.
     offset_field: ClassVar[int] = 0
-    # For a read-only store: opens the file, in place of opening it by its path. Returns None if the file is missing.
+    # In a read-only store: the function that opens the file; None to open the file by its path. The function returns
+    # None if the file is missing.
     source: Callable[[], File | None] | None = None
     # Called when a reader has opened the file.
     on_open: Callable[[], object] = staticmethod(lambda: None)
@@ -111,7 +112,7 @@ class SparseIndex(NamedFile):
         """Make space for the entries of an active segment, filled with zeros.
 
         The file gets at most `max_bytes`, or the size of its entries if that is greater. A read-only store collects
-        the entries in memory instead, which has no such limit.
+        the entries in memory instead, without a limit.
         """
         count = len(self)
         if self._disk.writable:
@@ -145,8 +146,9 @@ class SparseIndex(NamedFile):
     def save(self, *, sync: bool) -> None:
         """Replace the file with the collected entries; in a read-only store they stay in memory.
 
-        A killed process leaves the old file or the new one. With `sync`, so does a power cut: use `sync` for a
-        segment that recovery would not check again. The caller must sync the directory.
+        A killed process leaves the old file or the new one (on a full disk, see `Disk.ensure_file`). With `sync`, a
+        power cut does so, too: use `sync` for a segment that recovery would not check again. The caller must sync the
+        directory.
         """
         if self._disk.writable:
             assert self._file is None, "collect"
@@ -160,7 +162,7 @@ class SparseIndex(NamedFile):
         if writer is None or len(packed) > (writer.capacity - entries.length) * self.entry.size:
             raise ValueError(f"{self.path}: the index is full with {entries.length} entries")
         self._entries = writer.add(entries, packed)
-        # Set after the write: if a flush in another thread misses these entries, the index is dirty again.
+        # Set after the write, so that the index is dirty again if a flush in another thread has missed these entries.
         self._is_dirty |= isinstance(writer, IndexWriter)
 
     def keep(self, count: int) -> None:
@@ -184,13 +186,13 @@ class SparseIndex(NamedFile):
         self._entries = Entries.of_file(self._disk, file, self.entry, count)
 
     def recount(self) -> None:
-        """Update the number of entries of a file to which another process appends, and read it again."""
+        """Count the entries again in a file to which another process appends, and forget the bytes read so far."""
         file = self._file
         if file is not None:
             self.read_again(self._written(file))
 
     def read_again(self, count: int | None = None) -> None:
-        """Forget what was read of a changed file. `count` is its new number of entries; None if it is the same."""
+        """Forget the bytes read from a changed file. It now has `count` entries; None means as many as before."""
         before = self._entries
         if before is not None and before.blocks.file is not None:
             length = before.length if count is None else count

@@ -1,7 +1,7 @@
 """Build the indexes of a segment from its .log file (kafka-storage 3.4; rule 3 of docs/architecture.md).
 
 The entries are collected in memory, and new files replace the old ones by renames. If the process is killed, each
-index is the old one or the new one.
+index is the old one or the new one (on a full disk, see `Disk.ensure_file`).
 """
 
 from __future__ import annotations
@@ -47,9 +47,10 @@ def _due(positions: NDArray[np.int64], last_entry: int, interval_bytes: int) -> 
 
 
 def index_limits(max_bytes: int) -> tuple[int, int, int]:
-    """Return how many bytes the offset, the time and the text index may have: `max_bytes` is segment.index.bytes.
+    """Return the size limits (bytes) of the offset, the time and the text index.
 
-    The text index may have one entry more than the offset index: the closing entry, which sealing adds.
+    `max_bytes` is the setting segment.index.bytes. The text index may have one entry more than the offset index: the
+    closing entry, which sealing adds.
     """
     text_bytes = (max_bytes // OffsetIndex.entry.size + 1) * TextIndex.entry.size
     return max_bytes, max_bytes, text_bytes
@@ -63,8 +64,8 @@ class TextBuilder:
     ) -> None:
         """Continue after the last entry of `index`, with an entry about every `interval_bytes` of log.
 
-        `after` replaces the last entry as the place to continue from: it is the position from which the interval is
-        counted, and the text size of all batches so far.
+        With `after`, a pair (position, text size), continue there instead: the next interval begins at the position,
+        and the text size is that of all batches so far.
         """
         self._index = index
         self._interval_bytes = interval_bytes
@@ -164,7 +165,7 @@ class LookupBuilder:
 
 
 class IndexBuilder:
-    """A builder of the three indexes of a segment, within their `index_limits`. `save_indexes` writes the files."""
+    """A builder of the three indexes of a segment, within `index_limits`. `Segment.save_indexes` writes the files."""
 
     def __init__(self, segment: Segment, interval_bytes: int, max_bytes: int) -> None:
         for index, limit in zip(segment.indexes, index_limits(max_bytes), strict=True):

@@ -69,7 +69,8 @@ class HeldBlock(Blocks):
         return bytes(self[0][:size])
 
 
-# The blocks of files that are kept in memory, oldest first. Threads share the deque: use only atomic operations.
+# The blocks of files that are kept in memory, at most `_MOST_KEPT` of them, oldest first. Threads share the deque:
+# use only atomic operations.
 _kept: deque[tuple[ref[Blocks], int]] = deque()
 _MOST_KEPT = 4096
 
@@ -129,7 +130,7 @@ class IndexWriter(EntryCollector):
 
     It writes the entries through a mapping (mmap), because a system call for 8 bytes takes ten times as long. Nothing
     else uses the mapping. An entry is in the file before readers see it. Readers read the file, except for the block
-    with the last entry, which is in memory: an append never waits for a read.
+    with the last entry. This block is in memory, because an append reads the last entry and must not wait for a read.
     """
 
     def __init__(self, disk: Disk, file: File, entry: struct.Struct, capacity: int) -> None:

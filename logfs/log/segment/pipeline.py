@@ -1,4 +1,4 @@
-"""A pipeline for scans: other threads do compiled work on the data that was read, while this thread reads more."""
+"""A pipeline for scans: other threads do compiled work on the data read so far, while the scanning thread reads."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _AHEAD = 4
 def map_ahead(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
     """Yield the result of `work` for each item, in order, as `map` does; `work` is called in other threads, too.
 
-    Until the next result is ready, this thread calls `work` on later items. An error of `work` is raised when
-    its item would be yielded, and an error of `items` after the results of the items before it. With one processor,
-    or if no thread can be started, `work` is called in this thread.
+    Until the next result is ready, the calling thread itself calls `work` on later items. An error of `work` is
+    raised in place of the result of its item. An error of `items` is raised after the results of the items before the
+    error. With one processor, or if no thread can be started, only the calling thread calls `work`.
     """
     waiting: deque[_Call[T, R]] = deque()
     source, failure = iter(items), None

@@ -111,14 +111,15 @@ class Segment(SegmentFiles):
 
         Returns the rebuilt index, or None if the file may be used. The file is not checked, and the result is None,
         if the segment is not sealed, is empty, or is in a bucket, where a check costs requests. The result is also
-        None if a rebuild has not made the file right. Each entry is checked again when it is used.
+        None if a rebuild has not made the file right. A wrong file may be used, because each entry is checked against
+        the log when it is used.
         """
         if self.next_base is None or self.is_active or self._disk.is_remote or not self.size_bytes:
             return None
         if lookup_fits(self, number):
             return None
         if self._disk.writable and self._rebuilt == self._statuses():
-            # The rebuilt file is wrong, too, because the log itself is damaged.
+            # The rebuilt file is wrong, too, because the log itself is damaged: do not rebuild it again.
             return None
         self._disk.check_may_block()
         with self._rebuilding:
@@ -163,7 +164,8 @@ class Segment(SegmentFiles):
     def _status(self) -> Status:
         # Do not open the file only for its status: a log may have more segments than a process has descriptors.
         with self._disk.hold(self._disk.naming):
-            # Read `_file` under the lock: a truncation that drops this segment opens the file, then unlinks the path.
+            # Read `_file` under the lock. A truncation that drops this segment opens the file and then unlinks the
+            # path, so afterwards only the open file has a status.
             file = self._file
             return self._disk.stat_file(file) if file else self._disk.stat(self.path)
 
@@ -396,7 +398,7 @@ class Segment(SegmentFiles):
     def find_batch_at(self, timestamp: int, first_offset: int) -> tuple[int, Batch | None]:
         """Find the first batch with a greatest timestamp >= `timestamp` (ms) and a last offset >= `first_offset`.
 
-        Returns (position, batch). `position` is that of the previous batch, or the one where the lookup began.
+        Returns (position, batch). `position` is that of the previous batch, or of the batch where the lookup began.
         `batch` is None if there is no such batch, or if the lookup met missing offsets, an old format or damage: then
         a walk from `position` may find the batch. The lookup reads headers, beginning at a time index entry, and
         checks the CRC only of the batch that it returns.
@@ -478,8 +480,8 @@ class Segment(SegmentFiles):
         """Give the segment a writer, and return it. Preallocates the indexes and, if configured, the .log file."""
         self._begin_writing()
         if self._end is not None:
-            # Determine the text size before the indexes are preallocated: this may rebuild the text index, and a
-            # rebuilt index accepts no entries.
+            # Determine the text size before the indexes are preallocated. `end` may rebuild the text index, and a
+            # rebuilt index accepts no entries until it is preallocated.
             _ = self.end
         self.has_preallocated_space = True
         if config.preallocate and not self.size_bytes:
@@ -528,7 +530,8 @@ class Segment(SegmentFiles):
                 self._disk.truncate(self.file, segment_end.size_bytes)
             self.has_preallocated_space = False
         finally:
-            # Remove the writer last: once it is None, a flush in another thread also syncs the indexes.
+            # Remove the writer last: once it is None, a flush in another thread syncs the indexes, too, and then
+            # counts the segment as durable.
             self.writer = None
 
     def save_indexes(self, *, sync: bool) -> None:
@@ -628,7 +631,7 @@ class Segment(SegmentFiles):
         self.max_entry = max_entry
 
     def resume_unread(self, size_bytes: int) -> None:
-        """Make the first `size_bytes` readable before their offsets, text size and timestamps are known."""
+        """Make the first `size_bytes` bytes readable before their offsets, text size and timestamps are known."""
         start = self.base_offset
         self.resume(SegmentEnd(size_bytes, start, NO_TEXT), TimeEntry(-1, start))
 

@@ -1,9 +1,9 @@
 """The segments in a partition directory that another process is changing.
 
 The other process may rename or replace a file at any time. A file is therefore identified by its inode number
-(`identity`), and opened under each name that it may have now. The names of a compacted segment's files end in `.swap`
-at first, and then lose this suffix. If a segment leaves the log, its files get names that end in `.deleted` before
-they are removed (kafka-storage 7, 8.8).
+(`identity`). To open a file, each name that the file may have by now is tried. The names of a compacted segment's
+files end in `.swap` at first, and then lose this suffix. If a segment leaves the log, its files get names that end in
+`.deleted` before they are removed (kafka-storage 7, 8.8).
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def open_by_identity(
     With `may_have_left`, a file that was renamed to `….deleted` is found, too. If `identity` is None, the first file
     found under any of these names is opened. Raises `Gone` if no such file is found.
     """
-    # The last try finds a file that was renamed to this name after the first try.
+    # The last try uses `path` again, because the file may have been renamed to `path` after the first try.
     for suffix in ("", names.SWAP, *([names.DELETED] if may_have_left else []), ""):
         try:
             file = disk.open(path.with_name(path.name + suffix) if suffix else path)

@@ -124,10 +124,10 @@ class TextIndex(SparseIndex):
 
     def packed(self, offset: int, position: int, before: Sequence[int]) -> bytes:
         """Return the bytes of an entry (see `append` for the arguments); `before` has the fields of a `TextSize`."""
-        # `offset` may be the base offset of the next segment. If that segment is a stray file, its base offset may be
-        # too high for an int32.
+        # Limit `offset`, which may be the base offset of the next segment: if that segment is a stray file, its base
+        # offset may be too high for an int32.
         offset = min(offset, self.base_offset + MAX_RELATIVE_OFFSET + 1)
-        # -1 stands for no offset: before the entry there may be only damaged bytes, which hold no offset.
+        # -1 means that no record lies before the entry: there may be only damaged bytes, which hold no offset.
         last = self._relative(offset - 1) if offset > self.base_offset else -1
         facts = self._facts.pack(last, position, *before)
         return facts + crc32c(facts, self._seed).to_bytes(4, "big")

@@ -82,7 +82,7 @@ def save(disk: Disk, log: File, index: TextIndex) -> None:
         with own.replacing(path, private_name(path)) as file:
             own.write(file, 0, entries + _TRAILER.pack(zlib.crc32(entries)))
         remove_oldest(own, path.parent, LIMIT_BYTES)
-        # From here on the entries are read when they are needed, and take no memory.
+        # From here on, entries are read from the cache file when they are needed, and take no memory.
         index.take_file(own.open(path), len(entries) // index.entry.size)
     except OSError as error:
         logger.info("%s: the text index is not cached: %s", path, error)

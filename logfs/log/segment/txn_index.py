@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class TransactionIndex(NamedFile):
-    """The aborted transactions of a segment in the order of their markers. The first transaction creates the file.
+    """The aborted transactions of a segment in the order of their markers. The first entry creates the file.
 
     There is one writer; any thread may read `entries`. Recovery rebuilds this index together with the other indexes.
     In a read-only store, the rebuilt entries stay in memory.
@@ -86,7 +86,8 @@ class TransactionIndex(NamedFile):
     def supplement(self, aborted: AbortedTransaction) -> None:
         """Add an aborted transaction that was found in the log, if the index lacks it.
 
-        Does nothing here: only the file of a log that a broker is writing may lack transactions; a subclass reads it.
+        Does nothing here. The file may lack transactions only while a broker writes the log, and `LiveSegment` has a
+        subclass for such a log.
         """
 
     def truncate(self, offset: int) -> None:

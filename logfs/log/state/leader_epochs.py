@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 class LeaderEpochs:
     """An ordered map of leader epochs to start offsets, kept in the file `leader-epoch-checkpoint`.
 
-    Both epochs and start offsets increase. The file is written at each change. There is one writer.
+    Both epochs and start offsets increase. The file is written at each change. Only one thread at a time may change
+    the map.
     """
 
     def __init__(

@@ -16,10 +16,10 @@ class LogState(NamedTuple):
     """The state of a log at one moment. It is immutable: a log that changes publishes a new state, by one assignment.
 
     `segments` are in order, and there is at least one. Records with offsets in [log_start_offset, log_end_offset) can
-    be read. `stable_end` is the first offset of the oldest open transaction, or the log end offset if none is open.
-    It is None if it has not been computed yet, as for a log that another process writes. It is below the log start if
-    the log start has passed the beginning of that transaction. All transactions aborted below `stable_end` are in the
-    transaction indexes of `segments`. `last_timestamp` is that of the last batch (ms), -1 if there is none.
+    be read. `stable_end` is the first offset of the oldest open transaction, or the log end offset if none is open;
+    None if it has not been computed yet, as for a log that another process writes. `stable_end` is below the log
+    start if that transaction began below it. All transactions aborted below `stable_end` are in the transaction
+    indexes of `segments`. `last_timestamp` is the greatest timestamp of the last batch (ms), -1 if it is not known.
 
     `generation` grows at each change of the log after which a new text view may have other bytes at the same
     positions than an earlier view. `truncations` are the offsets to which this process has truncated the log since it

@@ -1,7 +1,7 @@
 """The .snapshot files of a partition: its producers at some offsets, so that an opening need not read the whole log.
 
-kafka-storage 9.8 describes which snapshots are kept. A snapshot that cannot be read is dropped: the same state can be
-computed from an older snapshot and the log.
+kafka-storage 9.8 describes which snapshots are kept. A damaged snapshot is deleted, or ignored in a read-only store:
+the same state can be computed from an older snapshot and the log.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class ProducerSnapshots:
         """Sync the snapshots that a power cut could lose. The caller must sync their directory."""
         while self._unsynced:
             offset = next(iter(self._unsynced))
-            # A snapshot that has been dropped since needs no sync.
+            # The file is missing if the snapshot was removed after it was written: it then needs no sync.
             with (
                 suppress(FileNotFoundError),
                 closing(self._disk.open(self.path(offset), write=True)) as file,
@@ -111,8 +111,8 @@ class ProducerSnapshots:
     def newest(self, now_ms: int, most: int | None = None) -> tuple[int, Producers]:
         """Return the offset and the producers of the newest snapshot that can be read, without expired producers.
 
-        `most`, if given, is the greatest permitted offset of the snapshot. Drops damaged snapshots. If no snapshot
-        can be read, returns `minimum_offset` and no producers.
+        `most`, if given, is the greatest permitted offset of the snapshot. Removes damaged snapshots (`drop`). If no
+        snapshot can be read, returns `minimum_offset` and no producers.
         """
         for offset in reversed(self.offsets):
             if most is not None and offset > most:
@@ -144,7 +144,7 @@ class ProducerSnapshots:
         If there is no snapshot, the log is read from `begin` on, to find transactions that began below the log start.
         If `begin` is None, the log is read from the log start on, as in Kafka.
 
-        Drops the snapshots above `end`, and those at or below the log start. Writes snapshots at `end` and at the
+        Removes the snapshots above `end`, and those at or below the log start. Writes snapshots at `end` and at the
         base offsets of the last two segments, where they are missing (kafka-storage 9.8).
         """
         for offset in [*self.offsets]:
@@ -170,7 +170,7 @@ class ProducerSnapshots:
         return producers
 
     def drop(self, offset: int) -> None:
-        """Remove the snapshot at an offset, if there is one."""
+        """Remove the snapshot at an offset, if there is one. In a read-only store, its file stays and is ignored."""
         if offset in self.offsets:
             self.offsets.remove(offset)
             if self._disk.writable:
@@ -217,7 +217,8 @@ class ProducerSnapshots:
 def replay(producers: Producers, segment: Segment, start: int, end: int) -> None:
     """Update `producers` with the batches of a segment that have offsets in [start, end). Damage is skipped.
 
-    Each transaction that the batches abort is passed to the segment's `txn_index.supplement`.
+    Each transaction that the batches abort is passed to `supplement` of the segment's transaction index, which may
+    lack the transaction.
     """
     if segment.base_offset >= end or segment.next_offset <= start:
         return

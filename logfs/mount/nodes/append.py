@@ -213,7 +213,7 @@ class AppendHandle(EmptyHandle):
 
 
 def process_of(thread: int) -> int:
-    """Return the process that a thread belongs to, or `thread` itself if the thread has ended.
+    """Return the id of the process that a thread belongs to, or `thread` itself if the thread has ended.
 
     FUSE reports the thread that made a request, not its process.
     """

@@ -145,7 +145,7 @@ class Handle:
     # `keep_cache` keeps the pages of earlier opens.
     direct_io = False
     keep_cache = False
-    # The partitions to which writes through this handle may have appended. fsync makes them durable.
+    # The partitions to which writes through this handle may have appended. fsync makes these appends durable.
     appends_to: Sequence[Partition] = ()
 
     def __init__(self, node: FileNode) -> None:
@@ -210,8 +210,8 @@ class SymlinkNode(Node):
 class DirectoryNode(Node):
     """A directory. Most names are parsed when they are looked up, so names that `ls` does not show can exist.
 
-    The kernel may keep the directory's attributes for a second: it needs them to check the search permission of each
-    directory on the path to a file.
+    The kernel may keep the directory's attributes for a second. Otherwise it would ask for them each time a path
+    leads through the directory, to check the search permission.
     """
 
     attr_timeout = 1.0

@@ -60,7 +60,7 @@ class GeneratedFile(FileNode):
         self._handles: set[GeneratedHandle] = set()
 
     def content(self) -> bytes:
-        """Return the present content. If the file is not open, the content is made again."""
+        """Return the present content. It is made again if the file is not open, or after a write to the file."""
         content = self._content
         if content is None or not self._handles:
             # Making the content may take long, as for the metrics of very many partitions.
@@ -122,14 +122,14 @@ class GeneratedFile(FileNode):
         except UnicodeDecodeError:
             raise refuse(errno.EINVAL, f"{self.path}: the value is not UTF-8") from None
         if "\0" in text:
-            # posix_fallocate(3) writes NULs where a filesystem cannot reserve space.
+            # If a filesystem cannot reserve space, posix_fallocate(3) writes NULs, which must not become a value.
             raise refuse(errno.EINVAL, f"{self.path}: the value contains a NUL")
         self._write(text.strip())
         self._content = None
 
 
 class GeneratedHandle(Handle):
-    """An open generated file, with direct_io: reads and writes bypass the kernel's page cache and known file size.
+    """An open generated file, with direct_io: the kernel uses neither its page cache nor the file size that it knows.
 
     Otherwise, the file would read as empty after a shell's `>` truncated it, and two readers that opened the file
     with different contents would share pages.

@@ -58,8 +58,8 @@ class GroupsFolder(DirectoryNode):
     def parse(self, text: str) -> Mapping[Reader, str]:
         """Return what `text`, written to a group's file, commits for each partition.
 
-        The result maps partitions to words for `resolve_offset`, which checks them: a number, `earliest`, `latest` or
-        `@TIME`. Raises `InvalidName` if the lines of `text` are malformed.
+        The result maps each partition to a number, `earliest`, `latest` or `@TIME`. These are not checked here, but
+        by `resolve_offset`. Raises `InvalidName` if the lines of `text` are malformed.
         """
         raise NotImplementedError
 
@@ -298,7 +298,7 @@ class GroupHandle(Handle):
 
 
 def _parse(name: str) -> str | None:
-    """Return the group whose file has this name; None if no group's file can have it."""
+    """Return the group whose file has the name `name`; None if no group's file can have this name."""
     data = parse_file_name(name, (LAG,))
     try:
         return None if data is None else data.decode()

@@ -27,7 +27,7 @@ JSON = ".json"
 
 
 class RecordFile(PartitionAccess, FileNode):
-    """`offsets/N`, a record's value, or `offsets/N.json`, the record's JSON envelope.
+    """The file `offsets/N` with the value of a record, or `offsets/N.json` with the record's JSON envelope.
 
     The mtime is the record's timestamp, if it has one. The lookup of the name reads the record, and the node keeps
     the record until the file is opened. The node does not keep the record for longer, because the kernel may keep
@@ -69,7 +69,7 @@ class RecordFile(PartitionAccess, FileNode):
 
     @property
     def record(self) -> Record:
-        """The record. If the node does not keep it, it is read again. Raises ENOENT if it has left the log."""
+        """The record, read again if the node does not keep it. Raises ENOENT if the record has left the log."""
         record = self._record or self.partition.record(self._offset)
         if record is None:
             raise OSError(errno.ENOENT, f"{self.path}: the record is not in the log any more")

@@ -68,14 +68,15 @@ class SegmentsDirectory(PartitionFolder):
 
 
 class SegmentFile(GrowingFile):
-    """A file of the partition directory. In the active segment, its size excludes preallocated space.
+    """A file of the partition directory. The sizes of files of the active segment exclude preallocated space.
 
     A growing file is opened with direct_io: reads go to the daemon, and mmap(2) with MAP_SHARED fails. Once the
     segment is sealed, the name leads to a new node.
     """
 
     allowed_bits = READ_BITS
-    # No process looks up the name of a deleted segment again, so the kernel must be asked to forget its node.
+    # No process looks up the name of a deleted segment again. The kernel would keep the node of this name if it were
+    # not asked to forget the node.
     is_evictable = True
 
     def __init__(self, context: Context, name: str, parent: SegmentsDirectory) -> None:
@@ -98,7 +99,7 @@ class SegmentFile(GrowingFile):
         raise OSError(errno.ENOENT, f"{self.path}: is no longer open")
 
     def _opened(self) -> Iterator[DiskFile]:
-        """Yield the files that handles have open. Compaction may have replaced them; the handles still read them."""
+        """Yield the files that handles have open. The handles still read a file that compaction has replaced."""
         return (each.file for each in [*self.handles] if isinstance(each, SegmentHandle))
 
     @property

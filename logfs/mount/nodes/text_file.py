@@ -57,8 +57,8 @@ class TextFile(GrowingFile):
         super().__init__(context, name, parent, partition)
         self.modes = modes
         self.mode_name = mode_name
-        # The kernel may be asked to forget ranges, because a directory may have any number of them. It has only one
-        # `records` and one `records.jsonl`.
+        # The kernel may be asked to forget ranges, because `offsets/` and `time/` may have any number of them. A
+        # partition has only one `records` and one `records.jsonl`.
         self.is_evictable = name != mode_name
         self.view = partition.text(view_of(name), start, end)
         self.file_number = file_number_of(parent.inode, name, self.view.generation)
@@ -109,7 +109,7 @@ class TextFile(GrowingFile):
 class TextHandle(GrowingHandle):
     """An open text file. Bytes that were read once never change, so the kernel's pages remain valid.
 
-    The kernel keeps no pages of a growing file if `/proc` does not show this process the thread that opened the file.
+    The kernel keeps no pages of a growing file if this process cannot see in `/proc` the thread that opened the file.
     """
 
     keep_cache = True

@@ -39,7 +39,7 @@ class TimeDirectory(PartitionFolder):
         return self._range(name, start, end)
 
     def is_current(self, node: Node) -> bool:
-        # The target of a time and the end of a range may change with every append.
+        # Appends and deletions of records may change the target of a time, and the begin and end of a range.
         return False
 
     def names(self) -> Iterator[str]:
@@ -64,7 +64,10 @@ class TimeDirectory(PartitionFolder):
 
 
 class TimeLink(SymlinkNode):
-    """A link to the first record at or after a time, as of its lookup: each lookup makes a new node."""
+    """A link to the record that was the first at or after a time when the link was looked up.
+
+    Each lookup makes a new node, because the target may have changed.
+    """
 
     is_evictable = True
     entry_timeout = 1.0

@@ -160,9 +160,9 @@ class PartitionLink(SymlinkNode):
 
 
 class _TopicAccess(PartitionAccess):
-    """A file or directory of a topic. Its mode and owner are those of the entry of the same name in every partition.
+    """A file or directory of a topic, with the mode and owner that its name has in every partition directory.
 
-    If the partitions differ, only the owner of the first log directory has access.
+    If these modes or owners differ, only the owner of the first log directory has access.
     """
 
     partitions: Sequence[Log]
@@ -308,7 +308,7 @@ class TopicTextFile(_TopicAccess, GrowingFile):
 class TopicTextHandle(GrowingHandle):
     """An open `records` or `records.jsonl` of a topic. Its bytes never change, so the kernel may keep its pages.
 
-    The kernel keeps no pages if `/proc` does not show this process the thread that opened the file.
+    The kernel keeps no pages if this process cannot see in `/proc` the thread that opened the file.
     """
 
     keep_cache = True

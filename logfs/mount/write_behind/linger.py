@@ -82,7 +82,8 @@ class Linger:
     async def wait_for_round(self, inode: int) -> None:
         """If no file except `inode` is open, wait for the end of a round that is in progress.
 
-        A round has the root of the mount open for a moment. An `umount` at this moment would fail with EBUSY.
+        A round has the root of the mount open for a moment. Without this wait, an `umount` right after the last
+        close(2) could fail with EBUSY.
         """
         if self._open <= {inode}:
             async with self._lock:
@@ -108,7 +109,7 @@ class Linger:
     async def stop(self) -> None:
         """Make each further write(2) fail, then make the kernel send all bytes for the last time.
 
-        No round begins after this call, because a round would wait for answers that a stopped mount does not give.
+        After `stop` no round begins, because a round would wait for answers that a stopped mount does not give.
         """
         self.is_stopping = True
         for inode in self._open:

@@ -430,7 +430,7 @@ class WriteBehindOperations(Handlers[_Node]):
 
 @contextmanager
 def _noted() -> Iterator[None]:
-    """Return an error of a node's `Stream` to the kernel without recording it, which the stream has done already."""
+    """Pass an error of a node's `Stream` to the kernel without recording it: the stream has recorded it already."""
     try:
         yield
     except OSError as error:

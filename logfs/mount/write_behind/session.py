@@ -116,7 +116,7 @@ async def _stop(linger: Linger, stop_wanted: Callable[[], Awaitable[None]]) -> N
 
 
 async def _announce(linger: Linger, mountpoint: Path, ready: Callable[[], None]) -> None:
-    """Call `ready` once the mount answers a `stat`. A worker thread waits for the answer; this thread gives it."""
+    """Call `ready` once the mount answers a `stat`. A worker thread calls `stat`, because this thread answers it."""
     found = await run_in_thread(os.stat, mountpoint)
     start_notifier()
     linger.start(mountpoint, found.st_dev)

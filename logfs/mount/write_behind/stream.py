@@ -33,8 +33,8 @@ class Stream:
     when it has more bytes, and requests may overtake each other. Bytes are therefore identified by their position in
     the file.
 
-    The log gets the written lines in order. A refused line is left out. After any other error nothing more is sent,
-    and `check` raises this error each time. `note` is called once with each error, when it happens.
+    The log gets the written lines in order. A refused line is left out. After any other error, nothing more is sent,
+    and each call of `check` raises this error. `note` is called once for each error, when the error happens.
 
     Not thread-safe: the caller must make one call at a time. Methods other than `check` and `read` may wait for the
     main mount.
@@ -114,7 +114,7 @@ class Stream:
         error = self.failure or self._refusal
         self._refusal = None
         if error is not None:
-            # Without this, the traceback of an error that is raised many times would grow each time.
+            # Drop the error's traceback, which would otherwise grow each time the error is raised.
             raise error.with_traceback(None)
 
     def sync(self) -> None:

@@ -30,13 +30,13 @@ def compact(
 ) -> list[Visited[Cleaned]]:
     """Keep only the newest record of each key, in every partition whose `cleanup.policy` includes `compact`.
 
-    The result is that of `logfs compact`. If `roll` is true, a new active segment is started in each partition first,
-    so that the previous active segment is compacted, too. Each task uses the memory in
-    `log.cleaner.dedupe.buffer.size`, and keeps to the rate in `log.cleaner.io.max.bytes.per.second`. No other process
-    may have opened the log directories for writing. `topics` limits the job to these topics. `progress` is called
-    with (bytes of logs done, total bytes). Blocks until the job has ended. If a partition cannot be compacted, its
-    `Visited` has the reason, and the other partitions are still processed. Raises the errors of `lease_partitions`,
-    such as `StoreLocked`.
+    Each partition is compacted in the same way as by `logfs compact`. If `roll` is true, a new active segment is
+    started in each partition first, so that the previous active segment is compacted, too. The settings
+    `log.cleaner.dedupe.buffer.size` (memory) and `log.cleaner.io.max.bytes.per.second` apply to each task separately.
+    No other process may have opened the log directories for writing. `topics` limits the job to these topics.
+    `progress` is called with (bytes of logs done, total bytes). Blocks until the job has ended. If a partition cannot
+    be compacted, its `Visited` has the reason, and the other partitions are still processed. Raises the errors of
+    `lease_partitions`, such as `StoreLocked`.
     """
     with lease_partitions(paths, topics) as lending:
         settings = lending.store.settings

@@ -94,8 +94,8 @@ def export(
 
     With `mode` "append", files of earlier exports stay. With "overwrite", the new files replace those of the exported
     partitions at the end of the job. With "errorifexists", `target` must be empty or absent; if `incremental` is
-    true, it may also have an earlier incremental export. An incremental export begins where the last one into
-    `target` ended, in new partitions at their beginning, and with "overwrite" as if there had been no export.
+    true, it may also have an earlier incremental export. An incremental export continues where the last one into
+    `target` ended, and reads new partitions from their log start. With "overwrite", it ignores the earlier exports.
 
     `progress` is called with (bytes of logs done, total bytes). Blocks until the job has ended. Raises
     `InvalidSetting` for wrong arguments and options, `FileExistsError` if the mode does not allow the contents of
@@ -236,8 +236,8 @@ def _plan(options: ReadOptions) -> _Plan:
 def _plan_after(known: OffsetsJson, options: ReadOptions, *, anew: bool) -> _Plan:
     """Plan an incremental export, in the same way as a micro-batch of a streaming query.
 
-    `known` are the offsets at which the last export ended; those of partitions that are not selected are kept in the
-    plan. If `anew` is true, the selected partitions are exported as if there had been no earlier export.
+    `known` are the offsets at which the last export ended. The `offsets` of the plan keep those of partitions that
+    are not selected. If `anew` is true, the selected partitions are exported as if there had been no earlier export.
     """
     selected = options.selection
     others = {name: end for name, end in from_json(known).items() if name not in selected}

@@ -49,8 +49,9 @@ _LOCK = ".lock"
 _INCREMENTAL = "incremental"
 # The name of the lock that an export holds while it moves its files: only one export moves files at a time.
 _PUBLISH = "publish"
-# How many times the creation of a lock file is tried. It can fail because another export ends at the same time and
-# removes the empty directory of the locks. If the path is wrong, it fails every time.
+# How many times the creation of a lock file is tried. An attempt can fail because another export ends at the same
+# time and removes the empty directory of the locks. The number is limited, because with a wrong path every attempt
+# fails.
 _ATTEMPTS = 1000
 # How many times an incremental export tries to get its lock, and the pause between two attempts.
 _TRIES = 10
@@ -185,7 +186,7 @@ def _complete_killed(target: Path) -> None:
 
 
 def _apply(target: Path, moves: Sequence[FileMove]) -> None:
-    """Move the files durably, except those that were moved before. The last of `moves` must be that of `_SUCCESS`."""
+    """Move the files durably, except those that were moved before. The last item of `moves` must move `_SUCCESS`."""
     disk = Disk()
     if moves[-1].old.exists():
         (target / SUCCESS).unlink(missing_ok=True)
@@ -205,7 +206,8 @@ def _apply(target: Path, moves: Sequence[FileMove]) -> None:
 
 
 def _make(disk: Disk, move: FileMove) -> None:
-    # If the new path exists, this file was moved before. It is not an older file, because these are moved away first.
+    # If there is a file at the new path, it is the file to move: it was moved there before. It cannot be the file of
+    # an older export, because such files are moved away first.
     if not move.new.exists():
         move.new.parent.mkdir(parents=True, exist_ok=True)
         disk.rename_unsynced(move.old, move.new)
@@ -298,8 +300,8 @@ class Folders:
                 str(taken),
             )
         if replaced is not None or offsets is not None:
-            # Replace the stored offsets. If this export has none, remove the file, because the offsets are wrong for
-            # records that are exported again.
+            # Move the stored offsets of the last export away. If this export has offsets, they replace the old ones.
+            # If it has none, no offsets are stored, because the old ones do not fit the files of this export.
             old |= {target / OFFSETS} & {*target.iterdir()}
         away = [
             FileMove(path, self._temporary / _REPLACED / path.relative_to(target)) for path in old

@@ -38,8 +38,8 @@ _DAY_MS = 86_400_000
 # The first and the last date that readers of the files support, 0001-01-01 and 9999-12-31, in days since the epoch.
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
 _NO_DAY = np.iinfo(np.int64).min
-# The most bytes of records that are buffered in memory for one file, to become one row group of it, and for all files
-# of a task.
+# The most bytes of records that are buffered in memory: for one Parquet file, whose buffer becomes a row group, and
+# for all files of a task together.
 _ROW_GROUP_BYTES = 64 << 20
 _HELD_BYTES = 256 << 20
 # The most files that are open at once. If timestamps are not in order, files for several dates are open.
@@ -180,7 +180,7 @@ class Files:
         self._written: list[WrittenFile] = []
 
     def write(self, date: str, columns: Columns) -> None:
-        """Write the records of one date to the file of this date: YYYY-MM-DD, or `NO_DATE`. Raises `OSError`."""
+        """Write records of one date to the file of this date. `date` is YYYY-MM-DD or `NO_DATE`. Raises `OSError`."""
         if date not in self._open:
             if len(self._open) >= _OPEN_FILES:
                 self._close_all()

@@ -127,7 +127,8 @@ class IcebergTables:
         try:
             with table.transaction() as transaction:
                 if replaced is not None and table.current_snapshot() is not None:
-                    # Only the option `assign` sets `partitions`. If it is empty, replace all records of the topic.
+                    # Only the option `assign` selects single partitions of a topic. With any other option, `chosen`
+                    # is empty, and all records of the topic are replaced.
                     chosen = {each.partition for each in replaced.partitions if each.topic == topic}
                     listed = ", ".join(map(str, sorted(chosen)))
                     older = f"partition in ({listed})" if chosen else AlwaysTrue()
@@ -163,7 +164,8 @@ class IcebergTables:
         new.parent.mkdir(parents=True, exist_ok=True)
         disk = Disk()
         disk.rename(old, new)
-        # `rename` has synced the directory of the date. Those above it, up to the target, may have new entries.
+        # `rename` has synced the directory of the date. The directories above it, up to the target, may have new
+        # entries, so sync them, too.
         for directory in new.parents[1:5]:
             disk.sync_directory(directory)
         return new

@@ -1,7 +1,8 @@
 """The job that imports files into logs: Parquet, JSON objects for records (envelopes), or lines of text.
 
-Like the tasks of the sink (`logfs.spark.sink`), the tasks read the files and write batches to temporary (staged)
-files. The driver then appends the batches of all tasks in one commit, so an import appends all rows or none.
+The tasks read the files, and write batches to temporary (staged) files, as the tasks of the sink do
+(`logfs.spark.sink`). The driver then appends the batches of all tasks in one commit, so an import appends all rows
+or none.
 """
 
 from __future__ import annotations
@@ -91,13 +92,13 @@ def import_(
     - "text": each line is a value. If `key_separator` is given, the text before it is the key, and the text after it
       is the value. If `key` is given, the lines are JSON, and the field of this name is the key.
 
-    `topic` takes precedence over the topics in the files, and `repartition` over their partitions. Kafka's default
-    partitioner selects the partition of a row without one; rows without keys are distributed. With `partitions`,
-    missing log directories and topics are created, with this number of partitions or as many as the files name. An
-    import with an `id` is done once: another import with the same id changes nothing, as long as the log remembers
-    the id (at least seven days). Rows keep their order within a file. If all files specify partitions and ascending
-    offsets, like those of an export, the rows are appended in the order of the offsets. `progress` is called with
-    (bytes done, total bytes), which include the bytes that are read to plan the import.
+    `topic` takes precedence over the topics in the files. With `repartition`, the partitions in the files are
+    ignored. For a row without a partition, the hash of the key selects one; rows without keys are distributed. With
+    `partitions`, missing log directories and topics are created, with this number of partitions, or more if the files
+    name more. An import with an `id` is done once: another import with the same id changes nothing, as long as the
+    log remembers the id (at least seven days). Rows keep their order within a file. If all files specify partitions
+    and ascending offsets, like those of an export, the rows are appended in the order of the offsets. `progress` is
+    called with (bytes done, total bytes). Both numbers include the bytes that are read to plan the import.
 
     Blocks until the job has ended. Raises `InvalidSetting` for wrong arguments, `InvalidStore` for a path that is not
     a log directory, `FileNotFoundError` for a missing source, `JobFailed` if a task fails (its message names the
@@ -158,7 +159,7 @@ def _is_committed(directories: Sequence[str], writer: str) -> bool:
 def _told(progress: Progress | None, before: int, total: int) -> Progress | None:
     """Return the progress callback for one of several jobs; `before` is the number of bytes of the jobs before it.
 
-    It calls `progress` with the bytes done in all jobs and `total`, the total of all jobs.
+    The callback calls `progress` with the bytes done in all jobs so far and `total`, the total of all jobs.
     """
     if progress is None:
         return None
@@ -260,8 +261,8 @@ def _commit(
 ) -> Committed:
     """Append the batches in the staged files in one commit. `staged` has (host, file) for each file.
 
-    The host is the one on which a task wrote the file. The files are removed if the commit fails, except in case of
-    `CommitPending`.
+    `host` is the name of the host on which a task wrote the file. If the commit fails, the files are removed, except
+    after `CommitPending`.
     """
     files = [file for _, file in staged]
     try:

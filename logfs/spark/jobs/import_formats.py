@@ -96,8 +96,9 @@ class ImportFormat(ABC):
     def look(self, file_range: FileRange) -> list[FileRange]:
         """Find the topics, partitions and offsets of the rows in a file range, to plan the import.
 
-        Return file ranges that together have all rows of `file_range`. In each, `names` has the topics and partitions
-        of its rows, and `offsets` is set if they are known. Raises `InvalidRecord`, `NotOnHost`, `OSError`.
+        Return file ranges that together have all rows of `file_range`. In each of them, `names` has the topics and
+        partitions of the rows, and `offsets` is set if the offsets of the rows are known. Raises `InvalidRecord`,
+        `NotOnHost`, `OSError`.
         """
 
     @abstractmethod

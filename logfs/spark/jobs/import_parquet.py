@@ -1,4 +1,4 @@
-"""The import format for Parquet files. Their file ranges are row groups, planned by the footers of the files."""
+"""The import format for Parquet files. A file range is one or several row groups, as the footer of the file tells."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from logfs.spark.jobs.import_splits import Name
 
-# A file range of at most this many bytes is read at once, and its file is closed. So a merge of many small file
-# ranges keeps only a few files open.
+# A file range of at most this many uncompressed bytes is read as a whole, and its file is closed before the rows are
+# used. So a merge of many small file ranges keeps only a few files open.
 _SMALL_BYTES = 4 << 20
 # How many bytes could be read in the time that it takes to open a file and read its footer; an estimate for progress.
 _FOOTER_BYTES = 1 << 20
@@ -132,8 +132,9 @@ class ParquetFormat(ImportFormat):
     ) -> frozenset[Name]:
         """Return the topics and partitions of the rows in a row group.
 
-        The topic is the option `topic`, if it is given. Otherwise the topic, and in any case the partition, is taken
-        from the path, else from the footer if that shows that all rows have the same value, else from the column.
+        The option `topic` takes precedence. Without it, the topic is taken from the path, else from the footer if the
+        footer shows that all rows have the same value, else from the column. The partition is taken from the same
+        three places.
         """
         known: dict[str, str | None] = {
             "topic": self.options.topic or from_path(path, "topic"),

@@ -155,7 +155,7 @@ def _ascend(file_ranges: Sequence[FileRange]) -> bool:
 
 
 class _Head(NamedTuple):
-    """Rows of a file range that are not merged yet, and for each row the greatest offset up to and including it."""
+    """Rows of a file range that are not merged yet, and for each row the greatest offset of all rows up to it."""
 
     rows: pa.RecordBatch
     offsets: NDArray[np.int64]

@@ -1,6 +1,6 @@
 """Lets tasks change partitions while the driver holds the locks of the log directories.
 
-The driver gives each task a lease: the right to change one partition.
+The driver gives each task a lease for each of the task's partitions: the permission to change this partition.
 """
 
 from __future__ import annotations
@@ -155,7 +155,8 @@ class LeasedPartitions:
     def allow_gaps(self, wanted: Iterable[str]) -> None:
         """Record in the cleaner checkpoints that the offsets of the partitions `wanted` may have gaps.
 
-        The caller must do this before it compacts any of these partitions.
+        The caller must do this before it compacts any of these partitions. Otherwise, the next load of a compacted
+        partition would take the missing offsets for damage.
         """
         for log_dir in self.store.log_dirs:
             here = [

@@ -35,7 +35,7 @@ def reindex(
     topics: Iterable[str] | None = None,
     progress: Progress | None = None,
 ) -> list[Visited[Reindexed]]:
-    """Rebuild all indexes of every partition from its log. The result is that of `logfs reindex`.
+    """Rebuild all indexes of every partition from its log, in the same way as `logfs reindex`.
 
     Key indexes are only deleted; the next lookup of a key rebuilds them. No other process may have opened the log
     directories for writing. `topics` limits the job to these topics. `progress` is called with (bytes of logs done,

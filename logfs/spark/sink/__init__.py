@@ -1,6 +1,7 @@
 """The writers of Spark: tasks write batches to temporary files, and the driver appends all of them atomically.
 
-The temporary files are beside the log. They are called staged files, and appending them is called a commit.
+The temporary files are in the partitions' directories. They are called staged files, and appending them is called a
+commit.
 
 - `options`: parses and checks the options of a write, and its columns.
 - `partitions`: plans the partitions of a write in the driver, and finds them on the machine of each task.

@@ -1,8 +1,8 @@
 """The writers of batch and streaming queries.
 
-In the tasks, `write` writes the records to staged files (temporary files beside the log). In the driver, `commit`
-appends the staged files. Each attempt of a task has its own files; those of the successful attempts are appended. The
-log accepts only one commit for each batch write, and for each micro-batch of a streaming query.
+In the tasks, `write` writes the records to staged files (temporary files in the partitions' directories). In the
+driver, `commit` appends the staged files. Each attempt of a task has its own files; those of the successful attempts
+are appended. The log accepts only one commit for each batch write, and for each micro-batch of a streaming query.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ NO_MOUNT = frozenset(
 
 
 class NoAnswer(Exception):
-    """The mount ended before it answered. The caller may send the request again."""
+    """The mount ended before it answered a request. The caller may send the request again."""
 
 
 def find_mount(log_dir: Path) -> Path | None:
@@ -85,8 +85,8 @@ def call_with_retries(
     """Call `through` with the mountpoint if the directories are mounted, otherwise call `directly` with their paths.
 
     While another process holds the directories, or the mount is ending, tries again for up to `seconds`, and then
-    raises `StoreLocked`. After `CommitPending`, tries again a few times, and then raises it. Other errors are raised
-    at once.
+    raises `StoreLocked`. After `CommitPending`, tries again only a few times, and then raises this error. Any other
+    error is raised at once.
     """
     paths = paths_of(log_dirs)
     end = time.monotonic() + seconds
@@ -141,8 +141,8 @@ def call(
 def ask(mounted: Path, request: Request, report: Report = lambda done, total: None) -> Answer:
     """Send a request to the mount at the mountpoint `mounted`, and return the answer.
 
-    Raises the errors of the request, `RequestInterrupted` if the mount ends during the request, `NoAnswer` if the
-    mount has ended before, and `NotWritable` if this user may not send requests.
+    Raises the errors of the request, `RequestInterrupted` if the mount ends during the request, `NoAnswer` if it has
+    ended before the request was sent, and `NotWritable` if this user may not send requests.
     """
     line = format_request(request)
     # Check the request before it is sent, for a clear error: a mount that refuses it returns only an errno.

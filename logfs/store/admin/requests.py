@@ -1,7 +1,7 @@
 """Administrative requests: what each one does to an open store, and how requests and errors are written as JSON.
 
-A request is executed either by the mount that holds the store, or in a store that is opened for the request; it does
-the same in both. The fields of a request and of its answer have JSON values.
+A request is executed either by the mount that holds the store, or in a store that is opened for the request, with the
+same result. The fields of a request and of its answer have JSON values.
 """
 
 from __future__ import annotations
@@ -64,7 +64,10 @@ class Request:
         return None
 
     def grows(self) -> Collection[str]:
-        """Return the partitions to which the request appends, at once or later; internal topics are left out."""
+        """Return the partitions to which the request appends; those of internal topics are left out.
+
+        This includes appends that follow later, as for a commit that is decided but could not be finished.
+        """
         return ()
 
     def run(self, store: Store, report: Report) -> Answer:
@@ -121,8 +124,9 @@ class Delete(Request, operation="delete"):
     """Delete a partition or all partitions of a topic.
 
     The answer has the former `directories` of the deleted partitions. Its `until_ms` has, in the same order, the time
-    (ms since the epoch) until which each partition can be restored, or null if it cannot be restored. All partitions
-    of the store are loaded, because the committed offsets for the deleted ones must be removed.
+    (ms since the epoch) until which each partition can be restored, or null if it cannot be restored. If a store is
+    opened for the request, it loads all partitions, among them those of `__consumer_offsets`, from which the
+    committed offsets for the deleted partitions are removed.
     """
 
     partition: str
@@ -157,7 +161,7 @@ class DeleteRecords(PartitionRequest, operation="delete_records"):
 
     def run(self, store: Store, report: Report) -> Answer:
         store.delete_records(self.partition, self.before)
-        # This deletes the segments below the offset, and also those beyond `retention.ms` or `retention.bytes`.
+        # This deletes the segments below `before`, and also those beyond `retention.ms` or `retention.bytes`.
         store.retain([self.partition])
         return {"log_start_offset": store[self.partition].log_start_offset}
 
@@ -215,8 +219,8 @@ class Tier(Request, operation="tier"):
 
     - `partitions`: for each partition the number of `segments` and `bytes` that were copied, and in `stays` why the
       next segment was not copied;
-    - `dropped`: the number of segments that retention deleted from the logs;
-    - `deleted`: the number of segments that were deleted in the object store by this retention;
+    - `dropped`: the number of segments that retention deleted, from the log or only from the local disk;
+    - `deleted`: the number of segments that retention deleted in the object store;
     - `offline`: the error of each offline partition;
     - `failed`: whether a log directory has failed.
     """

@@ -37,7 +37,7 @@ STORE_DIRS = "logfs.dirs"
 
 
 class StoreDirs(NamedTuple):
-    """What a log directory's file `logfs.dirs` says: the directory's path, and the paths of all log directories.
+    """What a log directory's file `logfs.dirs` says: the directory's path, and the paths of its store's directories.
 
     Symlinks in the paths are resolved. `here` is the directory's path when the file was written. `all` always
     includes the directory's present path. If the file is missing, or is a copy, `here` and `all` have only the
@@ -84,7 +84,7 @@ class FirstError:
 
     def __init__(self) -> None:
         self.error: BaseException | None = None
-        # Whether every error is a `LogDirFailed`, so that work in the other log directories can go on.
+        # Whether every error so far is a `LogDirFailed`, so that work in the other log directories can go on.
         self.only_of_log_dirs = True
 
     def __enter__(self) -> None:
@@ -151,7 +151,7 @@ class LogDir:
         self._lock = Lock(disk.disk, path) if disk.writable else None
         self.live = self._is_live()
         self.clean = disk.exists(path / CLEAN_SHUTDOWN)
-        # Whether a broker uses the directory. Its topics may have settings that only the broker's metadata log has.
+        # Whether a broker uses the directory. Settings of topics may then be only in the broker's metadata log.
         self.is_brokers = disk.is_remote or disk.exists(path / META_PROPERTIES)
         self._broker_epoch = self._read_broker_epoch()
         self._read_checkpoints()
@@ -261,7 +261,7 @@ class LogDir:
         )
 
     def note_store(self, every: frozenset[Path]) -> None:
-        """Write the paths of all log directories of the store durably to `logfs.dirs`, unless they are there."""
+        """Write the paths of all log directories of the store durably to `logfs.dirs`, unless it has them already."""
         here = Path(os.path.realpath(self.path))
         if store_dirs(self.disk, self.path) != (here, every):
             told = {"here": str(here), "log_dirs": sorted(map(str, every))}
@@ -300,7 +300,7 @@ class LogDir:
         self._lock = None
 
     def _read_broker_epoch(self) -> int:
-        """Return the broker epoch in the clean-shutdown marker, -1 if none. A broker sends this epoch to register."""
+        """Return the broker epoch in the clean-shutdown marker, -1 for none. A broker registers with this epoch."""
         path = self.path / CLEAN_SHUTDOWN
         try:
             if self.clean:

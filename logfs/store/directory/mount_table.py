@@ -1,4 +1,4 @@
-"""The mounts of logfs in the kernel's mount table. Reading it calls no mount, so a hung mount cannot block it."""
+"""The mounts of logfs in the kernel's mount table. Reading the table calls no mount, so no hung mount blocks it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WRITE_BEHIND_TYPE = "fuse.logfs-write-behind"
 _TYPES = (FILESYSTEM_TYPE, WRITE_BEHIND_TYPE)
 # The errnos with which each access to a mount fails after its daemon has died.
 DEAD_ERRORS = frozenset({errno.ENOTCONN, errno.ECONNABORTED})
-# The maximum time in which a mount must answer.
+# How long `is_dead`, and other callers of `within`, wait until a mount answers.
 PATIENCE_SECONDS = 10.0
 
 _TABLE = Path("/proc/self/mountinfo")
@@ -40,10 +40,10 @@ class MountState(enum.Enum):
 class MountEntry(NamedTuple):
     """One line of the mount table.
 
-    `number` is the kernel's mount id. `root` is the directory of the filesystem that is mounted: "/" except for bind
-    mounts of a part of it. `kind` is the filesystem type, `source` what was mounted (for logfs its log directories),
-    `device` the `st_dev` of the files in the mount. `flags` are the options of this mount, `options` those of the
-    filesystem.
+    `number` is the kernel's mount id. `root` is the path, in the filesystem, of the directory that is mounted: "/"
+    except for some bind mounts. `kind` is the filesystem type, `source` what was mounted (for logfs its log
+    directories), `device` the `st_dev` of the files in the mount. `flags` are the options of this mount, `options`
+    those of the filesystem.
     """
 
     number: int
@@ -87,7 +87,8 @@ def is_dead(path: str | os.PathLike[str]) -> bool:
         # Do not use `stat`, which the kernel may answer from its cache.
         within(PATIENCE_SECONDS, lambda: os.statvfs(path))
     except OSError as error:
-        # Any other error comes from a live daemon, for example because its disk failed. A timeout proves nothing.
+        # Any other error comes from a live daemon, for example because its disk failed. After a timeout, it is
+        # unknown whether the daemon has died.
         return error.errno in DEAD_ERRORS
     return False
 

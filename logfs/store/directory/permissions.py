@@ -104,7 +104,7 @@ class PermissionTable:
     def get(self, name: str, allowed: int = 0o777) -> Access:
         """Return the access of the file `name`.
 
-        If it was never set, this is the access of the directory, with its mode bits limited to `allowed`.
+        If the file's access was never set, return that of the directory, with the mode bits limited to `allowed`.
         """
         disk = self._partition.disk
         if not disk.writable and not disk.is_remote:

@@ -2,7 +2,7 @@
 
 `recognise` returns what a path is. `check_log_dirs` refuses a path that is not a log directory, with one line that
 says what the path is and which path was probably meant. Neither changes anything on the disk. Both read little of a
-log directory, however many partitions it has. Only for a path that is refused, more is read to find the path meant.
+log directory, however many partitions it has. Only for a path that is refused, they read more to find the path meant.
 
 A directory is a log directory if it has a file that only log directories have (a checkpoint, `meta.properties`, a
 settings file of logfs), or a partition: a directory named TOPIC-NUMBER with a segment, `partition.metadata` or

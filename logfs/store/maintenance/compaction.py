@@ -110,7 +110,8 @@ class Compactor(Maintenance):
         self.running = make_lock(Level.COMPACTION)
         # The time of the last search for logs to compact, and the wait until the next search.
         self.timer = Timer(context.registry.opened_ms, 0)
-        # Totals since the store was opened; the last result by partition; whether the last `run_due` failed.
+        # Rounds that were finished or aborted, and bytes read and written, since the store was opened. Then the last
+        # result of each partition, by name, and whether the last `run_due` failed.
         self.rounds = 0
         self.aborted = 0
         self.bytes_read = 0

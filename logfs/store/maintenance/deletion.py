@@ -60,7 +60,10 @@ class Deletion(NamedTuple):
 
     @classmethod
     def read(cls, disk: Disk, directory: Path) -> Deletion | None:
-        """Read `deletion.json` in a directory; None if it is missing, damaged or a copy. Raises `OSError`."""
+        """Return the content of `deletion.json` in a directory; None if the file is missing, damaged or a copy.
+
+        Raises `OSError`.
+        """
         mark = read_mark(disk, directory / _MARK)
         if mark is None or mark.is_copy:
             return None
@@ -86,7 +89,7 @@ class Deletion(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """A deleted partition that can be restored: its log directory, its own directory, and its `Deletion`."""
+    """A deleted partition that can be restored: its log directory, its own directory, `Deletion` and topic id."""
 
     home: LogDir
     path: Path
@@ -196,7 +199,8 @@ class Deleter(Maintenance):
     def _forget(self, name: TopicPartition, home: LogDir) -> None:
         """Remove a deleted partition's checkpoint entries and, if its topic has no partition left, the settings.
 
-        Its remote segments are dealt with when the directory is removed (`MaintenanceScheduler._forget_remote`).
+        The partition's remote segments are marked for deletion when its directory is removed
+        (`MaintenanceScheduler._forget_remote`).
         """
         errors = FirstError()
         with errors:
@@ -292,7 +296,7 @@ class Deleter(Maintenance):
                 if left is None:
                     home.disk.rename(first.path, path)
                 else:
-                    # Readers still use the closed partition: tell it about the rename.
+                    # Readers may still use the closed `Partition`: rename through it, so that they find the files.
                     left.rename_directory(path)
             except BaseException:
                 del registry.homes[parsed.directory]

@@ -149,7 +149,7 @@ def _is_noted(log_dir: LogDir, copy: Path, named: Path) -> bool:
 def _remove_original(
     registry: PartitionRegistry, log_dir: LogDir, path: Path, home: LogDir, name: TopicPartition
 ) -> None:
-    """Schedule a `-stray` directory for removal if its partition was moved; keep one of a broker."""
+    """Schedule a `-stray` directory for removal if a move left it there; keep one that a broker has set aside."""
     final = home.path / name.directory
     try:
         if _is_noted(home, final, path):

@@ -130,7 +130,8 @@ class Mover(Maintenance):
         target = found[0]
         if target.failure is not None:
             raise target.failure
-        # Hold the lock under which another move changes `homes` and renames the directory.
+        # Hold the lock under which another move changes `homes` and renames the directory, so that these checks do
+        # not see such a move half-way.
         with registry.disk.hold(registry.lock):
             if target is registry.homes.get(name):
                 raise InvalidName(f"{name}: not moved: it is in {target.path} already")

@@ -259,7 +259,8 @@ class RemoteLogManager(Maintenance):
             self._delete(name, doomed)
         states = {each.state for each in metadata.segments(remote).values()}
         if metadata.is_deleted(remote) and SegmentState.DELETE_SEGMENT_STARTED not in states:
-            # The deleted partition has no segment left; any others belong to a new partition of the same name and id.
+            # The deleted partition has no remote segment left. Those in other states belong to a new partition of the
+            # same name and topic id.
             metadata.end_deletion(remote)
 
     def _is_only_copy(self, partition: Partition | None, begun: RemoteSegment) -> bool:

@@ -98,7 +98,7 @@ def plan_retention(
     copied_end: int | None = None,
     unread: Unread | None = None,
 ) -> RetentionPlan:
-    """Return which segments of a log to delete. The active segment is deleted only if all segments are.
+    """Return which segments of a log to delete. The active segment is deleted only together with all others.
 
     `config` is None if the topic's settings are unknown; then no segment is deleted by size or age. `now_ms` is in ms
     since the epoch. `copied_end` is the offset after the last segment that was copied to the object store, None if
@@ -254,7 +254,8 @@ class Retainer(Maintenance):
 
     def __init__(self, context: MaintenanceContext) -> None:
         super().__init__(context)
-        # Totals since the store was opened, by cause, and the last retention by partition name.
+        # The number and the size (bytes) of the segments dropped since the store was opened, by cause. Then the last
+        # retention of each partition, by name.
         self.segments: Counter[RetentionCause] = Counter()
         self.size_bytes: Counter[RetentionCause] = Counter()
         self.last: dict[str, Retained] = {}
@@ -267,7 +268,7 @@ class Retainer(Maintenance):
         return self._plan(name, self._unread(name))
 
     def _unread(self, name: str) -> Unread | None:
-        """Return the first offset that a group of `logfs.retention.groups` has not read; None if there is no group.
+        """Return the first offset that any group of `logfs.retention.groups` has not read; None if there is no group.
 
         A group without a committed offset for the partition has read nothing: its offset is the log start offset.
         """

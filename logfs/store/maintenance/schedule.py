@@ -38,7 +38,7 @@ class MaintenanceTask(Enum):
 
 
 # The tasks that are not done while upkeep is paused. Tasks for durability go on (flushes that settings require,
-# commits and checkpoints), and so does the expiry of idle producers.
+# commits, transactions and checkpoints), and so does the expiry of idle producers.
 PAUSABLE = frozenset(MaintenanceTask) - {
     MaintenanceTask.FLUSH,
     MaintenanceTask.COMMIT,
@@ -151,9 +151,10 @@ def throttle(
     wait: Callable[[float], object],
     clock: Callable[[], float] = time.monotonic,
 ) -> Callable[[int], None]:
-    """Return a function to call with each number of bytes read or written; it waits to keep to `bytes_per_second`.
+    """Return a function that limits the rate of reads and writes to `bytes_per_second`.
 
-    To wait, it calls `wait` with a number of seconds. `clock` returns the time in seconds.
+    The function must be called with the size of each read or write (bytes). If the rate is too high, the function
+    calls `wait` with a number of seconds. `clock` returns the time in seconds.
     """
     paid_until = clock()
 

@@ -1,7 +1,8 @@
 """The periodic tasks of a store: runs the tasks that are due, and retries failed work.
 
 This module has no clock and no thread of its own (docs/architecture.md, rule 5). The store's owner calls
-`Store.upkeep` periodically. It may call `Compactor.run_due` in another thread, because a round may take minutes.
+`Store.upkeep` periodically. The owner may call `Compactor.run_due` in another thread, because a round of compaction
+may take minutes.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ _HELD_OPEN = 64
 
 
 def check(log_dirs: Path | Sequence[Path], progress: Progress | None = None) -> Iterator[Finding]:
-    """Audit log directories without changing them, and yield the findings. A store without errors has none.
+    """Audit log directories without changing them, and yield the findings: errors and notes (`Severity`).
 
     `progress` is called with the name of a partition and the number of bytes that were read of its log since the last
     call. Raises the errors of opening a store read-only.
@@ -175,7 +175,7 @@ def check_log_dir_files(store: Store) -> Iterator[Finding]:
 def _check_owner(store: Store) -> Iterator[Finding]:
     """Yield a note if the bucket of tiered partitions belongs to another store."""
     if any(partition.is_tiered for partition in store.registry.partitions.copy().values()):
-        # Ignore errors when the bucket is read: the audit of the segments reports them.
+        # Ignore errors of reads of the bucket: the audit of the segments reports them.
         with suppress(LogfsError, OSError):
             refusal = store.tiered.owner.look()
             if refusal:
@@ -228,8 +228,8 @@ def check_small_files(store: Store, partition: Log) -> Iterator[Finding]:
     begun = partition.epochs.first_offset
     first = partition.segments[0].base_offset
     if begun is not None and begun < first and log_start < first:
-        # A broker deletes segments before it writes the epochs, and another process may have deleted segments since
-        # the epochs were read.
+        # This is no error in a broker's directory, because a broker deletes segments before it writes the epochs; nor
+        # if another process writes to the directory, because it may have deleted segments since the epochs were read.
         report = note if log_dir.is_brokers or log_dir.live else error
         missing = f"offsets {begun} to {first - 1} are missing"
         yield report(
@@ -243,7 +243,7 @@ def _check_log(
     audited: dict[Segment, tuple[list[Finding], list[Account]]],
     report: Progress,
 ) -> Iterator[Finding]:
-    """Audit the segments that are not in `audited`, and add them to it; then check that adjacent segments fit.
+    """Audit the segments that are not in `audited`, add them to it, and check the boundaries between all segments.
 
     The findings for segments in `audited` are yielded again. Raises `Gone` if a segment leaves the log meanwhile.
     """

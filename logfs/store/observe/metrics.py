@@ -78,7 +78,7 @@ def _labels(labels: Mapping[str, object]) -> str:
 
 
 def _escaped(text: str) -> str:
-    # A path may hold bytes that are not valid UTF-8.
+    # A path may have bytes that are not valid UTF-8, but the output must be UTF-8: escape these bytes.
     text = text.encode("utf-8", "backslashreplace").decode()
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
@@ -233,7 +233,8 @@ def _partitions(store: Store) -> list[Log]:
     return [partition for _, partition in sorted(store.registry.partitions.copy().items())]
 
 
-# How to get the metrics of a partition, by name: from its `LogState`, and from its `Log`.
+# The functions that return the metrics of a partition, by metric name. `_STATES` has those that take its `LogState`,
+# `_LOGS` those that take its `Log`.
 _STATES: Mapping[str, Callable[[LogState], float]] = {
     "kafka_log_log_size": lambda state: state.local_bytes,
     "kafka_log_log_numlogsegments": lambda state: len(state.segments),

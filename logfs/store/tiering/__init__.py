@@ -1,4 +1,4 @@
-"""Tiered logs, whose older segments are in an object store (KIP-405): which segments are there, and who owns them.
+"""Tiered logs (KIP-405): which of their segments are in an object store, and which store may change them there.
 
 - `metadata`: the descriptions of remote segments, in the topic `__remote_log_metadata`.
 - `bucket_owner`: which store may change the objects of a bucket.

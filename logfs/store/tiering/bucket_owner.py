@@ -46,7 +46,8 @@ class BucketOwner:
         self._disk = disk
         # Held while the tokens in the log directories and in the bucket are read and replaced.
         self._claiming = make_lock(Level.OWNER)
-        # Whether the last `claim` or `take_over` succeeded, and why it was refused; "" if it was not refused.
+        # Whether the last `claim` or `take_over` succeeded; and why it was refused, if another store is or may be the
+        # owner, otherwise "".
         self.is_claimed = False
         self.refusal = ""
 
@@ -119,8 +120,8 @@ class BucketOwner:
     def _marks(self) -> dict[LogDir, Mark]:
         """Return the content of the file `logfs.owner` of each log directory that has this file.
 
-        It has the `id` of the log directory in the bucket, its `token`, and its `previous` token. A log directory
-        with a damaged file counts as a copy of another log directory.
+        The file has the `id` of the log directory in the bucket, its `token`, and its `previous` token. A log
+        directory with a damaged file counts as a copy of another log directory.
         """
         marks = {each: read_mark(each.disk, each.path / FILE_NAME) for each in self._log_dirs()}
         return {log_dir: mark for log_dir, mark in marks.items() if mark is not None}
@@ -138,7 +139,7 @@ class BucketOwner:
         lines, _, crc = data.rstrip(b"\n").rpartition(b"\n")
         members = parse_object(lines).get("members")
         if crc != _crc_of(lines) or not isinstance(members, dict):
-            # Perhaps the object is intact, and only the answer was damaged on its way.
+            # Raise an error after which callers retry: perhaps only the answer was damaged, on its way here.
             raise RemoteStorageError(
                 f"{disk.objects.url(disk.place + FILE_NAME)}: is damaged, so the owner of the bucket is unknown; if "
                 "this persists, replace it with 'logfs tier --take-over'"
