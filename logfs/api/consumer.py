@@ -83,6 +83,7 @@ class Consumer:
         # The partition of the record that was returned last, and the offset after this record. None once the record
         # counts as consumed.
         self._in_hand: tuple[str, int] | None = None
+        self._is_closed = False
         # The ids of the topics; and for each partition, the id that its topic had when this member began to read the
         # partition.
         self._topic_ids: dict[str, object] = {}
@@ -101,12 +102,14 @@ class Consumer:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if self._is_closed:
+            return
         try:
             if error is None and self._auto_commit:
                 self.commit()
         finally:
+            self._is_closed = True
             self._read.clear()
-            self._join_at = 0.0
             self._member.close()
 
     def __iter__(self) -> Self:
@@ -154,11 +157,14 @@ class Consumer:
     def close(self) -> None:
         """With `auto_commit`, commit all records that were returned, including the last one; then leave the group.
 
-        Closing twice is harmless. `next` of a closed consumer raises `ValueError`.
+        Closing twice is harmless. `next` and `commit` of a closed consumer raise `ValueError`.
         """
         self.__exit__(None, None, None)
 
     def _consume_in_hand(self) -> None:
+        """Count the record that was returned last as consumed. Raises `ValueError` if the consumer is closed."""
+        if self._is_closed:
+            raise ValueError(f"the consumer of the group {self.group} is closed; make another")
         if self._in_hand is not None:
             self._member.advance(*self._in_hand)
             self._in_hand = None

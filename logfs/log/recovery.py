@@ -227,7 +227,7 @@ class _LogLoader:
     # Completing or removing what deletion, compaction and swap left unfinished (kafka-storage 5.2, steps 1 to 5).
 
     def _remove_deleted(self) -> None:
-        """Remove the files of segments that had left the log: no process waits for `file.delete.delay.ms` any more."""
+        """Remove the files of segments that had left the log: nothing waits for `file.delete.delay.ms` any more."""
         for name in self._files():
             if name.endswith(names.DELETED) and not name.endswith(".checkpoint.deleted"):
                 self.disk.unlink(self.directory / name)

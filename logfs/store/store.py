@@ -6,7 +6,7 @@ import logging
 import os
 import time
 import uuid
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from logfs.errors import (
@@ -74,6 +74,15 @@ def _disk_for(log_dirs: Iterable[str | os.PathLike[str]], *, read_only: bool) ->
 
             return BucketDisk(path)
     return ReadOnlyDisk() if read_only else Disk()
+
+
+@contextmanager
+def _logged(what: str) -> Iterator[None]:
+    """Log the errors of work that upkeep repeats."""
+    try:
+        yield
+    except (LogfsError, OSError) as error:
+        logger.error("%s: %s", what, error)
 
 
 def now_ms() -> int:
@@ -194,12 +203,11 @@ class Store:
         if not (self.read_only or self.registry.loader.is_partial):
             self.deleter.finish()
             if not self._is_lazy:
-                self.transactions.finish()
-        try:
+                # What fails is logged, and `upkeep` tries it again.
+                with _logged("open transactions are not ended yet"):
+                    self.transactions.finish()
+        with _logged("a decided commit is not finished yet"):
             self.commits.finish()
-        except (LogfsError, OSError) as error:
-            # The commit stays decided, and `upkeep` tries again to finish it.
-            logger.error("a decided commit is not finished yet: %s", error)
 
     def load_all(self, *, gently: bool = False) -> None:
         """Load the partitions of a lazy store that are not loaded yet, and recover them if necessary; may take long.

@@ -270,10 +270,12 @@ class Transactions:
             decided = (
                 TransactionStatus.PREPARE_COMMIT if commit else TransactionStatus.PREPARE_ABORT
             )
-            transaction.state = self._write(state, decided, durable=True)
-            transaction.state = self._carry_out(transaction.state)
+            state = transaction.state = self._write(state, decided, durable=True)
+        # It has ended, also if a marker cannot be written: from here on, only `finish` may continue it, in the same way.
         del self._running[state.transactional_id]
         transaction.is_ended = True
+        if state.partitions:
+            self._carry_out(state)
 
     def writable(self, name: str) -> Partition:
         """Return a partition for appends. Raises the errors of `Store.writable`."""
@@ -340,9 +342,9 @@ class Transaction:
     def commit(self) -> None:
         """Make the transaction visible to readers of committed records; it is durable when this returns.
 
-        If a marker cannot be written, the error is raised, but the transaction is committed. The missing markers are
-        written by the next `begin` with its id, or after the next opening of the store. Also raises the errors of
-        `append`.
+        If a marker cannot be written, the error is raised, but the transaction is committed and has ended. The missing
+        markers are written by upkeep, by the next `begin` with its id, or by the next opening of the store. Also raises
+        the errors of `append`.
         """
         with self._transactions.running(self):
             self._transactions.end(self, commit=True)

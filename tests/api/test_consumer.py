@@ -266,15 +266,25 @@ def test_a_consumer_of_many_partitions(store: logfs.Store) -> None:
     assert {*store.groups["g"].values()} == {1}
 
 
-def test_a_consumer_that_is_closed_or_dropped_leaves_its_group(store: logfs.Store) -> None:
+@pytest.mark.parametrize("auto_commit", [True, False])
+def test_a_consumer_that_is_closed_or_dropped_leaves_its_group(
+    store: logfs.Store, auto_commit: bool
+) -> None:
     """Closing twice is harmless, a closed one cannot be read, and one that is dropped keeps no partition."""
     with store.consumer("orders", group="g", timeout=0) as consumer:
         next(consumer)
         consumer.close()
         consumer.close()
         assert consumer.partitions == []
-        with pytest.raises(ValueError, match="closed"):
-            next(consumer)
+        for call in (consumer.__next__, consumer.commit):
+            with pytest.raises(ValueError, match="closed"):
+                call()
+    failed = store.consumer("orders", group="g", timeout=0, auto_commit=auto_commit)
+    with pytest.raises(ZeroDivisionError), failed:
+        next(failed)
+        raise ZeroDivisionError
+    failed.close()
+    assert sum(store.groups["g"].values()) == 1
     dropped = store.consumer("orders", group="g", timeout=0)
     next(dropped)
     del dropped

@@ -217,11 +217,11 @@ def test_a_brokers_transaction_is_aborted_after_its_timeout(
         assert committed(store["a-0"]) == []
 
 
-@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("way", ["upkeep", "opening", "lazy"])
 def test_an_error_at_a_marker_leaves_the_transaction_committed(
-    log_dir: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, lazy: bool
+    log_dir: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    """Once the commit is decided, an error does not undo it: upkeep, or the next opening, writes the markers."""
+    """Once the commit is decided, nothing undoes it: upkeep, or the next opening, writes the markers."""
     real = Partition.end_transaction
 
     def failing(self: Partition, *arguments: int, **options: bool) -> int:
@@ -241,8 +241,16 @@ def test_an_error_at_a_marker_leaves_the_transaction_committed(
                 transaction.commit()
             with pytest.raises(PartitionFailed, match="b-0: no"):
                 store.transactions.begin("id")
+        assert not transaction.is_open
+        for call in (transaction.commit, transaction.abort, lambda: transaction.append("a-0", [b"z"])):
+            with pytest.raises(InvalidTransactionState, match="has ended"):
+                call()
         assert committed(store["b-0"]) == []
-    with Store(log_dir, clock=clock, lazy=lazy) as store:
+        if way == "upkeep":
+            clock.now_ms += 60_000
+            store.upkeep()
+            assert [committed(store[name]) for name in ("a-0", "b-0")] == [[b"x"], [b"y"]]
+    with Store(log_dir, clock=clock, lazy=way == "lazy") as store:
         store.upkeep()
         assert [committed(store[name]) for name in ("a-0", "b-0")] == [[b"x"], [b"y"]]
 

@@ -120,7 +120,8 @@ class Stream:
     def sync(self) -> None:
         """Make all lines that were sent durable. Raises the errors of `check`, and `OSError` if the sync fails.
 
-        This also works through a descriptor that is open for reading only, such as that of sync(1). The kernel sends all data before it sends an FSYNC. If bytes are still missing, this is an error (EIO).
+        This also works through a descriptor that is open for reading only, such as that of sync(1). The kernel sends
+        all data before it sends an FSYNC. If bytes are still missing, this is an error (EIO).
         """
         if self._early:
             missing = f"bytes {self.position} to {min(self._early) - 1} were not written"
