@@ -53,10 +53,11 @@ def pytest_make_parametrize_id(val: object) -> str | None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Draw the cases of tests marked `drawn`, seed Hypothesis, and group the tests that need Java by module.
+    """Draw the cases of tests marked `drawn`, seed Hypothesis, and group the tests that share a JVM.
 
-    One worker then runs a module, whose tests share brokers. A worker keeps its Spark session and Kafka's clients for
-    all of its modules. This hook runs before xdist reads the marks.
+    One worker runs all tests against Kafka, and one all tests that share a Spark session: to start and warm up these
+    JVMs in each worker would take minutes of processor time. Other tests of Spark are grouped by module. This hook
+    runs before xdist reads the marks.
     """
     cases: dict[tuple[str, int], list[pytest.Item]] = {}
     for item in items:
@@ -71,11 +72,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=left_out)
     is_seeded = DEEP or config.getoption("hypothesis_seed") is not None
+    sharing = {item.path for item in items if "spark" in getattr(item, "fixturenames", ())}
     for item in items:
         if not is_seeded and is_hypothesis_test(function := getattr(item, "obj", None)):
             seed(examples.seed_of())(getattr(function, "__func__", function))
-        if {"kafka", "spark"} & set(item.path.parts):
-            item.add_marker(pytest.mark.xdist_group(f"{item.path.parent.name} {item.path.stem}"))
+        if (folder := item.path.parent.name) in ("kafka", "spark"):
+            is_shared = folder == "kafka" or item.path in sharing
+            group = folder if is_shared else f"{folder} {item.path.stem}"
+            item.add_marker(pytest.mark.xdist_group(group))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

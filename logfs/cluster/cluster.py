@@ -20,8 +20,8 @@ from logfs.cluster.library import (
     large_reads,
     naming_cluster,
 )
-from logfs.errors import ClusterError
-from logfs.format.batches.batch import whole_batches
+from logfs.errors import ClusterError, Corrupt
+from logfs.format.batches.legacy import whole_batches
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -95,12 +95,18 @@ class Wanted(NamedTuple):
     last_epoch: int
 
     def after(self, found: Fetched) -> Wanted | None:
-        """Return the fetch to send once the batches in `found` are appended; None if the leader's log diverges."""
+        """Return the fetch to send once the batches in `found` are appended.
+
+        Returns None if the leader's log diverges, or if the batches cannot be appended because they are damaged.
+        """
         if found.diverging is not None:
             return None
         offset, epoch = self.offset, self.last_epoch
-        for header in whole_batches(found.records):
-            offset, epoch = header.next_offset, header.partition_leader_epoch
+        try:
+            for header in whole_batches(found.records):
+                offset, epoch = header.next_offset, header.partition_leader_epoch
+        except Corrupt:
+            return None
         return self._replace(offset=max(offset, self.offset), last_epoch=epoch)
 
 

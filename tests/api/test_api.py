@@ -124,7 +124,8 @@ def test_type_checkers_accept_the_page(tmp_path: Path) -> None:
         f'"venvPath": "{Path(sys.prefix).parent}", "venv": "{Path(sys.prefix).name}"}}'
     )
     for command in (
-        ["mypy", "--strict", "--config-file=", "--follow-imports=silent", program],
+        # With the settings and the cache of scripts/check, which are strict.
+        ["mypy", f"--config-file={ROOT}/pyproject.toml", f"--cache-dir={ROOT}/.mypy_cache", program],
         ["basedpyright", "--project", settings, program],
     ):
         done = subprocess.run(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
@@ -15,11 +17,10 @@ from logfs.log.append.fetched_batches import append_fetched, begin_at
 from logfs.store.store import Store
 from tests.kafka.story import batch
 from tests.support.examples import examples
+from tests.support.legacy_encoder import Old, as_read, message, wrapper
 from tests.support.stores import Clock, assert_clean
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from logfs.log.append.partition import Partition
     from logfs.log.state.producers import SentBatch
 
@@ -170,6 +171,30 @@ def test_a_compacted_log_that_rolls_within_a_run_has_no_damage(tmp_path: Path) -
         store.compact(NAME, roll=True)
         assert [record.offset for record in copy.read()] == expected
     assert_clean(tmp_path / "copy")
+
+
+@given(st.sets(st.integers(1, 400), max_size=6), st.sampled_from((0, 1)))
+@examples(3)
+def test_messages_of_the_old_formats_are_appended_as_they_are(ends: set[int], magic: int) -> None:
+    """Single messages, a wrapper and then batches, as of a log that an older broker began, fetched up to any byte."""
+    olds = [Old(n, b"%d" % n, b"k" * n, 1_700_000_000_000 + n) for n in range(6)]
+    parts = [message(magic, olds[n]) for n in (0, 1, 5)]
+    parts.insert(2, wrapper(magic, Codec.GZIP, olds[2:5]))
+    newer = batch([Record(b"6", timestamp=5), Record(b"7", timestamp=6)])
+    # Its base offset and leader epoch are those that a broker sets.
+    data = b"".join(parts) + (6).to_bytes(8, "big") + newer[8:12] + bytes(4) + newer[16:]
+    with TemporaryDirectory() as name, Store(name) as store:
+        follower = store.create(NAME)
+        for end in sorted({*ends, len(data)}):
+            append_fetched(follower, data[:end])
+        assert log_bytes(follower) == data
+        found = [*follower.read()]
+        assert found[:6] == [as_read(magic, old) for old in olds]
+        assert [record.value for record in found[6:]] == [b"6", b"7"]
+        damaged = message(magic, Old(8, b"8"))
+        with pytest.raises(Corrupt, match="CRC"):
+            append_fetched(follower, damaged[:-1] + b"x")
+        assert_clean(Path(name))
 
 
 def test_what_is_not_that_log_is_refused(leader: Leader, tmp_path: Path) -> None:

@@ -176,18 +176,6 @@ def parse_header(data: bytes | memoryview | bytearray, position: int = 0) -> Hea
     return Header._make(HEADER.unpack_from(data, position))
 
 
-def whole_batches(data: bytes | memoryview) -> Iterator[Header]:
-    """Yield the headers of the batches in `data`, without an incomplete last batch. Magic and CRC are not checked."""
-    position = 0
-    while len(data) - position >= HEADER_SIZE:
-        header = parse_header(data, position)
-        size = max(header.size_bytes, HEADER_SIZE)
-        if size > len(data) - position:
-            return
-        yield header
-        position += size
-
-
 @dataclass(frozen=True)
 class Batch:
     """One batch as it lies in a log: its parsed header, and all of its bytes, header included.

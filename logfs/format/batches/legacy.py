@@ -17,6 +17,7 @@ from logfs.errors import Corrupt
 from logfs.format.batches import compression
 from logfs.format.batches.batch import (
     CODEC_MASK,
+    HEADER_SIZE,
     LENGTH_OVERHEAD,
     LOG_APPEND_TIME_BIT,
     MAGIC_AT,
@@ -26,6 +27,7 @@ from logfs.format.batches.batch import (
     NO_SEQUENCE,
     Batch,
     Header,
+    parse_header,
 )
 from logfs.format.batches.compression import Codec
 from logfs.format.batches.record import NO_TIMESTAMP, Record
@@ -208,6 +210,25 @@ def parse_batch(data: bytes | bytearray | memoryview, position: int = 0) -> Batc
     """
     kind = LegacyBatch if is_legacy(data, position) else Batch
     return kind.parse(data, position)
+
+
+def whole_batches(data: bytes | memoryview) -> Iterator[Header]:
+    """Yield the header of each batch in `data`, of any format, without an incomplete last batch.
+
+    The checksum is checked in magic 0 and 1 only. Raises `Corrupt` for a batch whose length is too small, and the
+    errors of `LegacyBatch.parse`.
+    """
+    position = 0
+    while len(data) - position >= SMALLEST_BYTES:
+        (length,) = _LENGTH.unpack_from(data, position + LENGTH_OVERHEAD - _LENGTH.size)
+        is_old = is_legacy(data, position)
+        least = SMALLEST_BYTES if is_old else HEADER_SIZE
+        if max(size := length + LENGTH_OVERHEAD, least) > len(data) - position:
+            return
+        if size < least:
+            raise Corrupt(f"the length {length} of a batch is too small")
+        yield LegacyBatch.parse(data, position).header if is_old else parse_header(data, position)
+        position += size
 
 
 def is_legacy(data: bytes | bytearray | memoryview, position: int = 0) -> bool:

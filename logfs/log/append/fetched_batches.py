@@ -18,7 +18,7 @@ from logfs.format.base.batch_rows import (
     SIZE,
     SPAN_BASE_OFFSET,
 )
-from logfs.format.batches.batch import HEADER_SIZE, MAGIC, Batch, whole_batches
+from logfs.format.batches.legacy import parse_batch, whole_batches
 from logfs.log.segment.batch_scanner import scan, scan_one
 from logfs.log.state.producers import deciding_batches
 
@@ -109,7 +109,7 @@ def _skip_known(partition: Partition, view: memoryview) -> int:
                 f"{header.base_offset} to {header.next_offset - 1}, so the two logs differ; delete the copy to "
                 "mirror the partition again"
             )
-        position += max(header.size_bytes, HEADER_SIZE)
+        position += header.size_bytes
     return position
 
 
@@ -123,13 +123,12 @@ def _valid_batches(partition: Partition, view: memoryview) -> ScannedBatches | N
         return run
     if next(whole_batches(view), None) is None:
         return None
-    batch = Batch.parse(view)
-    if batch.header.magic == MAGIC:
-        batch.check()
+    batch = parse_batch(view)
+    if not batch.is_valid:
         raise Corrupt(
             f"{partition.name.directory}: the fetched batch at offset {batch.header.base_offset} is not valid"
         )
-    # Messages of an old format are not in batches: each message counts as one batch.
+    # `scan` takes only batches of magic 2. A message of an older format, or a wrapper of such messages, is one batch.
     return scan_one(0, batch)
 
 
