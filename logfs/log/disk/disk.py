@@ -17,11 +17,12 @@ import stat
 import threading
 import time
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 from logfs.errors import Corrupt, NotWritable, OffsetOutOfRange
 from logfs.locks import Level, make_rlock
+from logfs.log.disk import memory
 from logfs.log.disk.latency_histogram import LatencyHistogram
 
 if TYPE_CHECKING:
@@ -99,6 +100,14 @@ class File:
 
     path: Path
     fd: int
+    # Whether the file is on a tmpfs or a ramfs; None if that is not known yet.
+    _in_memory: bool | None = field(default=None, init=False)
+
+    def is_in_memory(self) -> bool:
+        """Whether reading the file waits for no disk, because it is on a tmpfs or a ramfs."""
+        if self._in_memory is None:
+            self._in_memory = memory.is_in_memory(self.fd)
+        return self._in_memory
 
     def close(self) -> None:
         """Close the descriptor; closing twice is harmless."""
@@ -260,9 +269,11 @@ class Disk:
             done = os.preadv(file.fd, [buffer], position, os.RWF_NOWAIT)
         except OSError as error:
             # EAGAIN: the bytes are not in the page cache. EOPNOTSUPP: the filesystem cannot tell whether they are.
-            if error.errno in (errno.EAGAIN, errno.EOPNOTSUPP):
+            if error.errno not in (errno.EAGAIN, errno.EOPNOTSUPP):
+                raise
+            if error.errno == errno.EAGAIN or not file.is_in_memory():
                 raise WouldBlock from None
-            raise
+            return memoryview(self._read_fully(file, position, size))
         if done < size and position + done < os.fstat(file.fd).st_size:
             raise WouldBlock
         # Return a read-only view, like the views of bytes objects that other threads get: numba compiles a kernel
