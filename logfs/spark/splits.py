@@ -148,16 +148,16 @@ def plan(
         split_bytes = min(split_bytes, max(total // options.min_partitions, 1))
     if any(part.segment_split.bytes > split_bytes for part in parts):
         parts = parts_of(split_bytes)
-    most = options.max_records_per_partition
-    if most is not None and parts:
-        # With maxRecordsPerPartition, each split has only one range of offsets, as in Kafka's source.
-        return [Split([part]) for part in parts_of(split_bytes, most)]
-    if options.min_partitions is not None and 0 < len(parts) < options.min_partitions:
+    limits = [options.max_records_per_partition]
+    if options.min_partitions is not None and len(parts) < options.min_partitions:
         records = sum(
             part.segment_split.end_offset - part.segment_split.first_offset for part in parts
         )
-        each = max(-(-records // options.min_partitions), 1)
-        return [Split([part]) for part in parts_of(split_bytes, each)]
+        limits.append(max(-(-records // options.min_partitions), 1))
+    most = min((limit for limit in limits if limit is not None), default=None)
+    if most is not None and parts:
+        # Each split has only one range of offsets, as with maxRecordsPerPartition in Kafka's source.
+        return [Split([part]) for part in parts_of(split_bytes, most)]
     groups = [*packed(parts, lambda part: part.segment_split.bytes, split_bytes)]
     # A part ends at the end of a batch, so it may exceed `split_bytes`, and there may be fewer groups than
     # `min_partitions`. Divide the group with the most parts until there are enough groups.

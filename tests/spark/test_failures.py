@@ -18,7 +18,7 @@ from tests.spark.program import Program
 from tests.support.examples import drawn
 from tests.support.mounts import Mount
 from tests.support.requirements import need_fuse
-from tests.support.stores import assert_clean
+from tests.support.stores import assert_clean, set_topic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,6 +62,8 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Out
     for kind in KINDS:
         log_dir = root / f"{kind}-logs"
         with Store(log_dir) as store:
+            # The records are from 2023. The upkeep of the mount must not delete them.
+            set_topic(store, "out", retention_ms=-1)
             for number in range(3):
                 store.create(f"out-{number}")
         state = root / f"{kind}-state"

@@ -248,6 +248,8 @@ def test_max_records_per_partition(spark: SparkSession, log_dir: Path) -> None:
     assert max(sizes) <= 13
     assert sum(sizes) == 900
     assert offsets(frame) == {("orders", n): list(range(300)) for n in range(3)}
+    both = load(spark, log_dir, maxRecordsPerPartition=500, minPartitions=7)
+    assert both.rdd.getNumPartitions() >= 7
 
 
 def test_splits_are_cut_at_the_index_and_packed(spark: SparkSession, log_dir: Path) -> None:
