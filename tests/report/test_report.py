@@ -9,9 +9,12 @@ from html.parser import HTMLParser
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from logfs.cli import main
 from logfs.format.batches.record import Record
+from logfs.log.scan.segment_stats import width_for
 from logfs.store.store import Store
 from tests.support.batches import NOW
 from tests.support.requirements import need_root
@@ -205,3 +208,10 @@ def test_a_browser_shows_the_page(
     assert [each.bounding_box()["height"] > 20 for each in page.locator("svg").all()] == [True] * 4
     page.screenshot(path=tmp_path / "page.png", full_page=True)
     page.close()
+
+
+@given(st.integers(0, 2**45), st.integers(0, 2**45))
+def test_at_most_200_buckets_cover_a_span(first_ms: int, span_ms: int) -> None:
+    """Wherever the span begins, and whatever its length."""
+    width = width_for(span_ms)
+    assert (first_ms + span_ms) // width - first_ms // width + 1 <= 200

@@ -282,6 +282,12 @@ class ChunkReader:
         # Bytes that may have arrived wrong are kept in memory: other processes must not find them in the cache.
         return (self._cache.save if is_certain else self._cache.hold)(name, data)
 
+    def _fetched(self, key: str, start: int, size: int) -> memoryview | bytes:
+        data = self._store.get(key, start, size)
+        self.requests += 1
+        self.fetched_bytes += len(data)
+        return data
+
     def _request(self, stored: StoredFile, number: int) -> tuple[memoryview | bytes, bool]:
         """Fetch a chunk; return its bytes, and whether they are certainly those that were stored.
 
@@ -289,9 +295,7 @@ class ChunkReader:
         """
         chunk = stored.chunks[number]
         start = stored.begin + chunk.stored_at
-        data: memoryview | bytes = self._store.get(stored.key, start, chunk.stored_size)
-        self.requests += 1
-        self.fetched_bytes += len(data)
+        data: memoryview | bytes = self._fetched(stored.key, start, chunk.stored_size)
         what = f"{self._store.url(stored.key)}: bytes {start} to {start + chunk.stored_size - 1}"
         if len(data) != chunk.stored_size:
             raise Corrupt(
@@ -305,8 +309,7 @@ class ChunkReader:
         for _ in range(_MOST_TRIES - 1):
             if is_certain:
                 break
-            before, data = data, self._store.get(stored.key, start, chunk.stored_size)
-            self.requests += 1
+            before, data = data, self._fetched(stored.key, start, chunk.stored_size)
             is_certain = stored.is_as_stored(data)
             if data != before and not is_certain:
                 raise _ArrivedWrong(

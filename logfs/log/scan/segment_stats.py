@@ -162,5 +162,7 @@ def bucket_width_ms(partitions: Sequence[Reader]) -> int:
 
 def width_for(span_ms: int) -> int:
     """Return the width of time buckets (ms) of which at most 200 cover a span of `span_ms`."""
-    fitting = (width for width in _WIDTHS_MS if span_ms // width < _MOST_BUCKETS)
-    return next(fitting, -(-span_ms // _MOST_BUCKETS // _DAY) * _DAY)
+    # A span that begins and ends within buckets touches one more than it has widths.
+    most = _MOST_BUCKETS - 1
+    fitting = (width for width in _WIDTHS_MS if -(-span_ms // width) <= most)
+    return next(fitting, -(-span_ms // most // _DAY) * _DAY)
