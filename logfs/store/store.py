@@ -39,7 +39,7 @@ from logfs.store.maintenance.mover import Mover
 from logfs.store.maintenance.remote_log_manager import RemoteLogManager
 from logfs.store.maintenance.retention import Retainer
 from logfs.store.maintenance.schedule import MaintenanceTask
-from logfs.store.maintenance.upkeep import MaintenanceScheduler
+from logfs.store.maintenance.upkeep import Upkeep
 from logfs.store.parallel import for_each
 from logfs.store.registry import PartitionRegistry
 from logfs.store.settings import Settings
@@ -178,7 +178,7 @@ class Store:
         self.remote_log_manager = RemoteLogManager(context)
         self.mover = Mover(context, self.compactor)
         self.deleter = Deleter(context)
-        self.scheduler = MaintenanceScheduler(context, self.retainer, self.compactor, self.mover)
+        self.scheduler = Upkeep(context, self.retainer, self.compactor, self.mover)
 
     def _find_partitions(self) -> None:
         """Find and load the partitions, then finish the commits that are decided but not done.

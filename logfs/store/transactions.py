@@ -271,7 +271,7 @@ class Transactions:
                 TransactionStatus.PREPARE_COMMIT if commit else TransactionStatus.PREPARE_ABORT
             )
             state = transaction.state = self._write(state, decided, durable=True)
-        # It has ended, also if a marker cannot be written: from here on, only `finish` may continue it, in the same way.
+        # It has ended, also if a marker cannot be written: only `finish` may continue it, in the same way.
         del self._running[state.transactional_id]
         transaction.is_ended = True
         if state.partitions:
@@ -342,9 +342,9 @@ class Transaction:
     def commit(self) -> None:
         """Make the transaction visible to readers of committed records; it is durable when this returns.
 
-        If a marker cannot be written, the error is raised, but the transaction is committed and has ended. The missing
-        markers are written by upkeep, by the next `begin` with its id, or by the next opening of the store. Also raises
-        the errors of `append`.
+        If a marker cannot be written, the error is raised, but the transaction is committed and has ended. Upkeep,
+        the next `begin` with its id, or the next opening of the store writes the missing markers. Also raises the
+        errors of `append`.
         """
         with self._transactions.running(self):
             self._transactions.end(self, commit=True)

@@ -125,7 +125,12 @@ def test_type_checkers_accept_the_page(tmp_path: Path) -> None:
     )
     for command in (
         # With the settings and the cache of scripts/check, which are strict.
-        ["mypy", f"--config-file={ROOT}/pyproject.toml", f"--cache-dir={ROOT}/.mypy_cache", program],
+        [
+            "mypy",
+            f"--config-file={ROOT}/pyproject.toml",
+            f"--cache-dir={ROOT}/.mypy_cache",
+            program,
+        ],
         ["basedpyright", "--project", settings, program],
     ):
         done = subprocess.run(

@@ -280,8 +280,8 @@ def test_a_consumer_that_is_closed_or_dropped_leaves_its_group(
             with pytest.raises(ValueError, match="closed"):
                 call()
     failed = store.consumer("orders", group="g", timeout=0, auto_commit=auto_commit)
+    next(failed)
     with pytest.raises(ZeroDivisionError), failed:
-        next(failed)
         raise ZeroDivisionError
     failed.close()
     assert sum(store.groups["g"].values()) == 1

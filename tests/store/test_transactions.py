@@ -242,7 +242,11 @@ def test_an_error_at_a_marker_leaves_the_transaction_committed(
             with pytest.raises(PartitionFailed, match="b-0: no"):
                 store.transactions.begin("id")
         assert not transaction.is_open
-        for call in (transaction.commit, transaction.abort, lambda: transaction.append("a-0", [b"z"])):
+        for call in (
+            transaction.commit,
+            transaction.abort,
+            lambda: transaction.append("a-0", [b"z"]),
+        ):
             with pytest.raises(InvalidTransactionState, match="has ended"):
                 call()
         assert committed(store["b-0"]) == []

@@ -200,7 +200,7 @@ class Deleter(Maintenance):
         """Remove a deleted partition's checkpoint entries and, if its topic has no partition left, the settings.
 
         The partition's remote segments are marked for deletion when its directory is removed
-        (`MaintenanceScheduler._forget_remote`).
+        (`Upkeep._forget_remote`).
         """
         errors = FirstError()
         with errors:

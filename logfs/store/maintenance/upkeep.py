@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class MaintenanceScheduler(Maintenance):
+class Upkeep(Maintenance):
     """Runs the periodic tasks of a store when they are due, except compaction, moves and tiering.
 
     Only one thread at a time may call `run_due`; any thread may call the other methods.
