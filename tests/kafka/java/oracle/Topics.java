@@ -1,8 +1,10 @@
 package oracle;
 
 import com.fasterxml.jackson.databind.JsonNode;
+import java.time.Duration;
 import java.util.ArrayList;
 import java.util.HashMap;
+import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Optional;
@@ -26,7 +28,19 @@ import org.apache.kafka.common.errors.UnknownTopicOrPartitionException;
 
 /** What an Admin client does: topics, their settings, offsets by time. */
 final class Topics {
-    private static final Map<String, Admin> ADMINS = new HashMap<>();
+    private static final int MOST_ADMINS = 2;
+
+    // By servers, the last used ones: a client whose broker has ended goes on looking for it, ten times a second.
+    private static final Map<String, Admin> ADMINS = new LinkedHashMap<>(16, 0.75f, true) {
+        @Override
+        protected boolean removeEldestEntry(Map.Entry<String, Admin> eldest) {
+            if (size() <= MOST_ADMINS) {
+                return false;
+            }
+            eldest.getValue().close(Duration.ZERO);
+            return true;
+        }
+    };
 
     static void register(Map<String, Oracle.Call> calls) {
         calls.put("createTopic", Topics::create);
