@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from logfs.format.batches.record import TimestampType
 from logfs.format.kernels.kernel import inlined_kernel, kernel
 
 if TYPE_CHECKING:
@@ -49,9 +48,9 @@ TIMESTAMP_TYPE_FIELD = np.frombuffer(b',"timestamp_type":"', np.uint8)
 KEY_FIELD = np.frombuffer(b'","key":', np.uint8)
 VALUE_FIELD = np.frombuffer(b',"value":', np.uint8)
 HEADERS_FIELD = np.frombuffer(b',"headers":[', np.uint8)
-CREATE_TIME, LOG_APPEND_TIME, NO_TIMESTAMP_TYPE = (
-    np.frombuffer(TimestampType(value).label.encode(), np.uint8) for value in (0, 1, -1)
-)
+CREATE_TIME = np.frombuffer(b"CreateTime", np.uint8)
+LOG_APPEND_TIME = np.frombuffer(b"LogAppendTime", np.uint8)
+NO_TIMESTAMP_TYPE = np.frombuffer(b"NoTimestampType", np.uint8)
 ENVELOPE_END = np.frombuffer(b"]}\n", np.uint8)
 
 # The size in bytes of the constant text of an envelope after the offset, including the newline.
