@@ -373,10 +373,10 @@ class Commits:
     def clear_place(self, name: str) -> None:
         """Remove from the commit file the place where a decided commit's batches begin in the partition `name`.
 
-        This must be called before any change of the log that is not an append. The place is an offset and a position
-        (bytes) in the log. The next opening searches there for batches that a crash has left, and regards the
-        commit as done if the log start or the cleaner offset is above the place. After such a change, either result
-        could be wrong. A commit without a place gets a new one when it is finished. If this raises `LogfsError` or
+        The place is an offset and a position (bytes) in the log. The next opening searches there for batches that a
+        crash has left, and regards the commit as done if the log start or the cleaner offset is above the place. A
+        change of the log that is not an append would make that search and that check wrong, so this must be called
+        before it. When a commit without a place is carried out, it gets a new place. If this raises `LogfsError` or
         `OSError`, the log must not be changed. Raises `WouldBlock` in a thread that must not wait.
         """
         if name not in self.partitions():

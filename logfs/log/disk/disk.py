@@ -191,7 +191,11 @@ class Disk:
         self._set_loop_thread(-1)
 
     def share_blocking(self, other: Disk) -> None:
-        """Apply `forbid_blocking` and `allow_blocking` of this disk to `other`, too, now and later."""
+        """Let reads of `other` wait for it only in the threads in which reads of this disk may.
+
+        The present state applies to `other` at once, and so does each later call of `forbid_blocking` or
+        `allow_blocking` on this disk.
+        """
         self._others.append(other)
         other._set_loop_thread(self._loop_thread)
 
