@@ -44,7 +44,7 @@ class ConsumerGroups(Mapping[str, Mapping[str, int]]):
         found = self._all()
         if group not in found:
             raise UnknownGroup(
-                f"{group!r}: no such group has committed offsets{did_you_mean(group, found)}"
+                f"{group!r}: no group of this name has committed offsets{did_you_mean(group, found)}"
             )
         return found[group]
 

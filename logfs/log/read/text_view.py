@@ -280,7 +280,10 @@ class TextView:
         return max(self._position_of(offset) - origin, 0)
 
     def columns(self, start: int, end: int) -> Columns:
-        """Return the records of the view in [start, end) as numpy arrays, also those that have left the log."""
+        """Return the records of the view with offsets in [start, end) as numpy arrays.
+
+        Records that have left the log meanwhile are included, because the view keeps their segments.
+        """
         return self.log.until_found(
             lambda: self.log.columns_as_of(self._state(start, end), start, end)
         )

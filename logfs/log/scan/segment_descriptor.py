@@ -134,11 +134,11 @@ class SegmentDescriptor:
             raise Gone(self._why_gone(disk))
 
     def has_left(self, reader: Reader) -> bool:
-        """Whether this segment has left the log, by retention, compaction or truncation.
+        """Whether this segment has left the log: by retention, compaction or truncation, or with its partition.
 
-        `reader` shows the partition as it is now. False means that the segment is still in the log, so a process that
-        cannot find the segment's file sees other files than this process. True also if the partition was moved or
-        created again. Raises `OSError`.
+        A partition that was moved or created again counts, too. `reader` shows the partition as it is now. False means
+        that the segment is still there: another process that does not find its file has another directory at this
+        path. Raises `OSError`.
         """
         is_tiered = isinstance(as_path(self.directory), BucketPath) and not reader.disk.is_remote
         if not is_tiered and reader.disk.stat(reader.directory).identity != self.directory_identity:

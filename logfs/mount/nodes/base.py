@@ -268,7 +268,7 @@ class DirectoryNode(Node):
         return self.known(name) or self.adopt(name, self.find(name))
 
     def is_current(self, node: Node) -> bool:
-        """Whether the name of `node` still leads to this node; if not, the next lookup makes a new node."""
+        """Whether a lookup of the name of `node` would still return `node`; if not, it makes a new node."""
         return True
 
     def names(self) -> Iterator[str]:

@@ -158,7 +158,9 @@ class RemoteLogManager(Maintenance):
 
                 def spend(size: int) -> None:
                     if self._stopped.is_set():
-                        raise PartitionFailed(f"{name}: the copy of a segment to remote storage ends, because the store is closed")
+                        raise PartitionFailed(
+                            f"{name}: a segment is not copied to remote storage: the store is closed"
+                        )
                     self._check_wanted(partition)
                     work.done_bytes += size
                     progress(size)
