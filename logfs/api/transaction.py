@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING
 
 from logfs.api.arguments import checked_name, checked_offsets
 from logfs.api.records import as_record
-from logfs.errors import InvalidProducerEpoch, UnknownPartition, did_you_mean
+from logfs.errors import (
+    InvalidProducerEpoch,
+    InvalidTransactionState,
+    UnknownPartition,
+    did_you_mean,
+)
 from logfs.format.base import names
 from logfs.format.batches.record import as_records
 
@@ -56,7 +61,12 @@ class Transaction:
         if self._engine.is_ended:
             return
         if error is None:
-            self.commit()
+            try:
+                self.commit()
+            except InvalidTransactionState:
+                # An append has failed, and the block has caught the error.
+                self._engine.abort()
+                raise
             return
         # A later transaction may have aborted this one already.
         with suppress(InvalidProducerEpoch):
@@ -74,7 +84,8 @@ class Transaction:
         """Append one record to a partition or a topic; return the partition number and the offset.
 
         `Topic.append` tells which partition of a topic is chosen. The other arguments and the errors are those of
-        `Partition.append`.
+        `Partition.append`. After an append has failed, the transaction can only be aborted, as with Kafka's producer:
+        other calls raise `InvalidTransactionState`.
         """
         return self.append_many(target, [as_record(value, key, headers, timestamp)])[0]
 

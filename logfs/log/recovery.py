@@ -233,6 +233,11 @@ class _LogLoader:
                 self.disk.unlink(self.directory / name)
 
     def _finish_swaps(self) -> None:
+        """Finish or undo a compaction that a crash has interrupted (kafka-storage 8.6).
+
+        Files with the suffix `.cleaned` are incomplete and are removed, and so are `.swap` files from the same offsets
+        on. Other `.swap` files replace the segments whose offsets they cover.
+        """
         files = self._files()
         cleaned = [name for name in files if name.endswith(names.CLEANED)]
         swapped = [name for name in files if name.endswith(names.SWAP)]

@@ -294,6 +294,9 @@ class Transaction:
         self.is_ended = False
         self._transactions = transactions
         self._sequences: dict[Log, int] = {}
+        # Whether an append has failed. Some of its batches may be in the log, so only an abort is possible then, as
+        # with Kafka's producer.
+        self._is_broken = False
 
     @property
     def is_open(self) -> bool:
@@ -309,7 +312,7 @@ class Transaction:
         """Append records to a partition, and return the offset of the first.
 
         Raises the errors of `Partition.append`, `InvalidProducerEpoch` if a later transaction has aborted this one,
-        and `InvalidTransactionState` if this one has ended.
+        and `InvalidTransactionState` if this one has ended. After an error of `Partition.append` it can only be aborted.
         """
         with self._transactions.running(self):
             return self._append(self._transactions.writable(name), records, coordinator=False)
@@ -329,7 +332,9 @@ class Transaction:
         # Check this before the partition becomes part of the transaction: if it refuses appends, it would also refuse
         # the marker.
         log.check_appendable()
+        self._check_whole()
         self._transactions.add(self, log.name)
+        self._is_broken = True
         first, self._sequences[log] = log.append_transactional(
             records,
             self.state.producer_id,
@@ -337,7 +342,15 @@ class Transaction:
             self._sequences.get(log, 0),
             coordinator=coordinator,
         )
+        self._is_broken = False
         return first
+
+    def _check_whole(self) -> None:
+        if self._is_broken:
+            raise InvalidTransactionState(
+                f"transactional id {self.state.transactional_id!r}: an append of this transaction has failed, so it can "
+                "only be aborted; abort it, and begin another"
+            )
 
     def commit(self) -> None:
         """Make the transaction visible to readers of committed records; it is durable when this returns.
@@ -347,6 +360,7 @@ class Transaction:
         errors of `append`.
         """
         with self._transactions.running(self):
+            self._check_whole()
             self._transactions.end(self, commit=True)
 
     def abort(self) -> None:

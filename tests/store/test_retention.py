@@ -175,6 +175,22 @@ def test_an_empty_active_segment_is_never_deleted(
     assert bases(orders) == [35]
 
 
+def test_segments_that_compaction_has_emptied_do_not_hold_retention_up(
+    store: Store, clock: Clock
+) -> None:
+    """Only an empty segment at the end stays."""
+    set_topic(store, "orders", cleanup_policy="compact,delete", segment_bytes=1 << 20)
+    orders = store.create(NAME)
+    for _ in range(3):
+        orders.append([Record(b"x" * 700_000, b"key")])
+        orders.roll(clock.now)
+    store.compact(NAME)
+    assert [segment.size_bytes > 0 for segment in orders.segments] == [False, False, True, False]
+    clock.now = time.time_ns() // 1_000_000 + 2 * WEEK
+    assert store.retain() == 3
+    assert bases(orders) == [3]
+
+
 def test_a_newer_record_protects_all_that_follow(store: Store, clock: Clock) -> None:
     orders = store.create(NAME)
     set_topic(store, "orders", message_timestamp_after_max_ms=str(100 * WEEK))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+import errno
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
@@ -257,6 +258,37 @@ def test_an_error_at_a_marker_leaves_the_transaction_committed(
     with Store(log_dir, clock=clock, lazy=way == "lazy") as store:
         store.upkeep()
         assert [committed(store[name]) for name in ("a-0", "b-0")] == [[b"x"], [b"y"]]
+
+
+def test_after_a_failed_append_only_an_abort_is_possible(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full after the first of two batches: the rest cannot be appended later, nor the first committed."""
+    log = store.create("a-0")
+    store.settings.set_topic("a", "max.message.bytes", "2000")
+    records = [b"x" * 500] * 6
+    real, calls = Partition._append_noted, iter(range(9))
+
+    def fills_up(self: Partition, *arguments: Any) -> Any:
+        if next(calls) == 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(self, *arguments)
+
+    transaction = store.transactions.begin("id")
+    with monkeypatch.context() as patch:
+        patch.setattr(Partition, "_append_noted", fills_up)
+        with pytest.raises(OSError, match="No space"):
+            transaction.append("a-0", records)
+    assert log.log_end_offset > 0
+    for call in (lambda: transaction.append("a-0", records), transaction.commit):
+        with pytest.raises(InvalidTransactionState, match="only be aborted"):
+            call()
+    transaction.abort()
+    assert committed(log) == []
+    again = store.transactions.begin("id")
+    again.append("a-0", records)
+    again.commit()
+    assert committed(log) == records
 
 
 def test_a_read_only_store_begins_none(log_dir: Path, clock: Clock) -> None:

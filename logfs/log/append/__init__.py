@@ -28,8 +28,9 @@ After a storage error such as EIO, `log/disk/checked_disk` refuses all access to
 If lines before the refused one were appended, write(2) returns their size. The program then writes the rest again,
 and this write fails with the error.
 
-docs/filesystem.md ("Errors") has the errno of each class of error. The classes are `NotWritable`, `UnknownPartition`
-and `PartitionFailed` in steps 1 and 6, and `InvalidEnvelope`, `InvalidRecord` and `RecordTooLarge` in steps 2 to 4.
-Step 5 raises the `OSError` itself for a full disk or too many open files, and `PartitionFailed` for other errors. A
-producer's batch (`append_batch`, Python only) is refused by `validator.check_batch` and by `state/producers`.
+docs/filesystem.md ("Errors") has the errno of each class of error, and `mount/errnos` maps them. The classes are
+`NotWritable`, `UnknownPartition` and `PartitionFailed` in steps 1 and 6, and `InvalidEnvelope`, `InvalidRecord` and
+`RecordTooLarge` in steps 2 to 4. Step 5 raises the `OSError` itself for a full disk or too many open files, and
+`PartitionFailed` for other errors. A producer's batch (`append_batch`, Python only) is refused by
+`validator.check_batch` and by `state/producers`.
 """

@@ -136,9 +136,9 @@ class SegmentDescriptor:
     def has_left(self, reader: Reader) -> bool:
         """Whether this segment has left the log: by retention, compaction or truncation, or with its partition.
 
-        A partition that was moved or created again counts, too. `reader` shows the partition as it is now. False means
-        that the segment is still there: another process that does not find its file has another directory at this
-        path. Raises `OSError`.
+        A partition that was moved or created again counts, too. `reader` shows the partition as it is now. False
+        means that the segment is still there: another process that does not find its file has another directory at
+        this path. Raises `OSError`.
         """
         is_tiered = isinstance(as_path(self.directory), BucketPath) and not reader.disk.is_remote
         if not is_tiered and reader.disk.stat(reader.directory).identity != self.directory_identity:

@@ -1,7 +1,7 @@
 """One segment of a partition: a `.log` file and its indexes. Imports `disk`.
 
 - `segment`: locate, read, seal (Kafka's LogSegment). Begin here.
-- `segment_writer`: the appends to an active segment, and when it is full (`should_roll`).
+- `segment_writer`: the appends to an active segment, and when it rolls (`should_roll`).
 - `segment_end`: the end of a segment, as readers see it.
 - `segment_files`: the files of a segment, and which of them are open.
 - `segment_listing`: the segments that a directory holds at this moment.

@@ -1,7 +1,7 @@
 """Segments that have left a log, by retention or compaction, until their files are removed (kafka-storage 7).
 
-After a kill or a restart nothing waits: `log/recovery` removes all `.deleted` files when the partition is loaded. A
-segment whose files a kill left without the suffix lies below the log start, and retention drops it again.
+After a kill or a restart nothing waits: `log/recovery` removes all `.deleted` files when the partition is loaded for
+writing. A segment whose files a kill left without the suffix lies below the log start, and retention drops it again.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class TimeDirectory(PartitionFolder):
     def find(self, name: str) -> Node | None:
         self.partition.refresh()
         timestamp = parse_time(name.removesuffix(JSON))
-        if timestamp is not None and timestamp >= 0:
+        if timestamp is not None:
             return self._link(name, timestamp)
         first, dots, last = name.removesuffix(JSONL).partition("..")
         if not dots or not (first or last):

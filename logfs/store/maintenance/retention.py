@@ -145,7 +145,7 @@ def _beyond_limits(
     excess = sum(segment.size_bytes for segment in segments) - most_bytes if most_bytes >= 0 else -1
     for segment in segments:
         size = segment.size_bytes
-        if not size:
+        if not size and segment is segments[-1]:
             return
         if excess >= size:
             reason = f"the log exceeds {by_size.value}={most_bytes} by {excess} bytes"
@@ -161,9 +161,8 @@ def _beyond_limits(
         newest = _newest_timestamp(segment, whole=is_small)
         if now_ms - newest <= most_ms:
             return
-        reason = (
-            f"its newest record, of {format_time(newest)}, is older than {by_age.value}={most_ms}"
-        )
+        what = "its newest record" if size else "it is empty, and its last change"
+        reason = f"{what}, of {format_time(newest)}, is older than {by_age.value}={most_ms}"
         yield Expired(segment, by_age, reason)
 
 
@@ -201,7 +200,7 @@ def _why_it_stays(
     if not segments:
         return ""
     segment = segments[0]
-    if not segment.size_bytes:
+    if not segment.size_bytes and len(segments) == 1:
         return "the segment is empty"
     if unread is not None and unread.offset < segment.next_offset:
         return (
