@@ -233,10 +233,10 @@ class _LogLoader:
                 self.disk.unlink(self.directory / name)
 
     def _finish_swaps(self) -> None:
-        """Finish or undo a compaction that a crash has interrupted (kafka-storage 8.6).
+        """Finish or undo a compaction that a crash has interrupted (kafka-storage 8.8).
 
-        Files with the suffix `.cleaned` are incomplete and are removed, and so are `.swap` files from the same offsets
-        on. Other `.swap` files replace the segments whose offsets they cover.
+        Files with the suffix `.cleaned` are incomplete and are removed, and so are `.swap` files at or above the
+        lowest of them. Other `.swap` files replace the segments whose offsets they cover.
         """
         files = self._files()
         cleaned = [name for name in files if name.endswith(names.CLEANED)]

@@ -312,7 +312,7 @@ class Transaction:
         """Append records to a partition, and return the offset of the first.
 
         Raises the errors of `Partition.append`, `InvalidProducerEpoch` if a later transaction has aborted this one,
-        and `InvalidTransactionState` if this one has ended. After an error of `Partition.append` it can only be aborted.
+        and `InvalidTransactionState` if this one has ended, or an append has failed: it can then only be aborted.
         """
         with self._transactions.running(self):
             return self._append(self._transactions.writable(name), records, coordinator=False)
@@ -348,8 +348,8 @@ class Transaction:
     def _check_whole(self) -> None:
         if self._is_broken:
             raise InvalidTransactionState(
-                f"transactional id {self.state.transactional_id!r}: an append of this transaction has failed, so it can "
-                "only be aborted; abort it, and begin another"
+                f"transactional id {self.state.transactional_id!r}: an append of this transaction has failed, so it "
+                "can only be aborted; abort it, and begin another"
             )
 
     def commit(self) -> None:
