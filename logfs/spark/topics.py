@@ -170,7 +170,10 @@ class Topics:
             try:
                 identity = self.store.disk.stat(directory, follow=True).identity
             except FileNotFoundError:
-                # The directory is being deleted or moved, so it has no identity now. The next call looks at it again.
+                # The directory is being deleted or moved, so it has no identity now. The next call looks at it again,
+                # and must notice if another directory has taken its place.
+                if directory in self._identities:
+                    identities[directory] = self._identities[directory]
                 continue
             identities[directory] = identity
             if self._identities.get(directory, identity) != identity:
