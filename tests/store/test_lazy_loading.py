@@ -5,13 +5,20 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import shutil
 import threading
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from logfs.errors import InvalidName, LogDirFailed, PartitionExists, PartitionFailed
+from logfs.errors import (
+    InvalidName,
+    LogDirFailed,
+    PartitionExists,
+    PartitionFailed,
+    UnknownPartition,
+)
 from logfs.format.base.names import parse_directory
 from logfs.format.batches.record import Record
 from logfs.format.files import checkpoint
@@ -451,3 +458,20 @@ def test_a_partition_that_moves_while_a_read_only_store_loads_it(
         disk.move = move
         assert [record.value for record in reader["t-0"].read()] == [b"value"]
         assert disk.move is None
+
+
+def test_a_partition_that_vanishes_before_its_load_is_listed_no_more(
+    log_dir: Path, clock: Clock
+) -> None:
+    """A read-only store forgets it at its first use, and finds another one of its name later."""
+    fill(log_dir, clock, clean=True)
+    with Store(log_dir, clock=clock, read_only=True, lazy=True) as store:
+        shutil.rmtree(log_dir / NAMES[0])
+        with pytest.raises(UnknownPartition):
+            _ = store[NAMES[0]]
+        assert NAMES[0] not in store
+        assert NAMES[1] in store
+    with Store(log_dir, clock=clock) as writer:
+        writer.create(NAMES[0]).append([b"anew"])
+    with Store(log_dir, clock=clock, read_only=True, lazy=True) as store:
+        assert [record.value for record in store[NAMES[0]].read()] == [b"anew"]
