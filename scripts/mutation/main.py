@@ -30,6 +30,8 @@ ROOT = Path(__file__).resolve().parents[2]
 STATE = ROOT / ".mutants"
 DATA = STATE / "coverage"
 DURATIONS = STATE / "durations.csv"
+# The seed with which tests drew their cases when they were noted. Another seed draws cases of other names.
+SEED = STATE / "seed"
 ENGINE = ("logfs/log", "logfs/store", "logfs/format")
 # Compiled loops are not traced.
 LEFT_OUT = "logfs/format/kernels"
@@ -59,7 +61,13 @@ def collect(tests: Sequence[str]) -> None:
     STATE.mkdir(exist_ok=True)
     config = STATE / "coveragerc"
     config.write_text(f"[run]\nsource = {','.join(ENGINE)}\ndata_file = {DATA}\n")
-    environment = {**os.environ, "LOGFS_MUTANTS_DURATIONS": str(DURATIONS)}
+    seed = os.environ.get("LOGFS_SEED", str(random.randrange(1_000_000)))
+    SEED.write_text(seed)
+    environment = {
+        **os.environ,
+        "LOGFS_MUTANTS_DURATIONS": str(DURATIONS),
+        "LOGFS_SEED": seed,
+    }
     DURATIONS.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", "-q", "-n", str(os.cpu_count()), "-p", "durations"]
     command += [f"--cov-config={config}", "--cov", "--cov-context=test", "--cov-report=", *tests]
@@ -104,7 +112,12 @@ def run(mutant: Mutant, clone: Path, also: list[str]) -> str:
     path = clone / mutant.file
     source = path.read_text()
     path.write_text(mutant.change.apply(source))
-    environment = {**os.environ, "PYTHONPATH": str(clone), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(clone),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "LOGFS_SEED": SEED.read_text(),
+    }
     try:
         for limit, tests in [(PARTS[-1], also), *zip(PARTS, mutant.parts, strict=True)]:
             if not tests:
