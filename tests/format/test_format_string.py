@@ -51,6 +51,15 @@ def test_tokens(form: str, expected: bytes) -> None:
     assert FormatString(form.encode(), ORDERS).format(RECORD) == expected
 
 
+def test_a_time_has_its_milliseconds() -> None:
+    """Also as microseconds, as strftime writes them."""
+    record = Record(b"", timestamp=1_638_100_400_123)
+    assert (
+        FormatString(b"%T{%S.%f} %T{}", ORDERS).format(record)
+        == b"20.123000 2021-11-28T11:53:20.123Z"
+    )
+
+
 @pytest.mark.parametrize("form", ["%x", "%o %", "%%%é", "%\n"])
 def test_unknown_letters(form: str) -> None:
     """They are an error that lists the letters."""

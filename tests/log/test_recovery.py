@@ -199,7 +199,7 @@ def keep_the_start(path: Path) -> None:
 @pytest.mark.drawn(12)
 @pytest.mark.parametrize("ruin", [empty, zero, keep_the_start])
 @pytest.mark.parametrize("is_compacted", [False, True])
-@pytest.mark.parametrize("empties", [1, 2])
+@pytest.mark.parametrize("empties", [1, 2, SEGMENTS - 1])
 @pytest.mark.parametrize("fills", [False, True])
 def test_last_segments_without_a_batch_are_no_evidence_of_loss(
     ruin: Callable[[Path], None],

@@ -9,12 +9,14 @@ import pytest
 from logfs.format.batches.batch import HEADER_SIZE, assign_offset, seal
 from logfs.format.batches.columns import Columns
 from logfs.format.batches.record import Record
+from logfs.log.disk.disk import Gone
 from logfs.log.scan import scan_split
 from logfs.log.segment.batch_iterator import DamagedRange
 from logfs.store.store import Store
 from tests.log.test_partition import NAME
 from tests.support.batches import NOW, batch
 from tests.support.partitions import by_splits, log, raw_batch, raw_partition
+from tests.support.stores import set_topic
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -72,3 +74,20 @@ def test_a_batch_with_malformed_records_is_reported_within_a_split(
         assert isinstance(before, Columns)
         assert isinstance(after, Columns)
         assert (before.offsets.tolist(), after.offsets.tolist()) == ([0], [2 + gap])
+
+
+def test_a_split_of_a_segment_that_has_left_the_log_is_gone(log_dir: Path) -> None:
+    """Even while its file is kept under another name: its records are in the segment that replaced it."""
+    with Store(log_dir, clock=lambda: NOW) as store:
+        set_topic(store, "orders", cleanup_policy="compact")
+        orders = store.create(NAME)
+        for _ in range(2):
+            orders.append([Record(b"x", b"key")])
+            orders.roll(NOW)
+        pieces = [*scan_split.plan(orders, 0, orders.log_end_offset, split_bytes=1 << 20)]
+        assert [len(columns) for piece in pieces for columns in scan_split.read(piece)] == [1, 1]
+        store.compact(NAME)
+        assert list((log_dir / NAME).glob("*.log.deleted"))
+        for piece in pieces:
+            with pytest.raises(Gone):
+                list(scan_split.read(piece))
