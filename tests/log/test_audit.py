@@ -157,6 +157,28 @@ def test_the_offset_index_of_a_follower_is_right(tmp_path: Path, clock: Clock, s
         assert any("no batch with last offset" in each for each in found), (wrong, found)
 
 
+@pytest.mark.parametrize("start", [0, 2, 3])
+def test_a_transaction_from_the_log_start_on_needs_its_index_entry(
+    tmp_path: Path, clock: Clock, start: int
+) -> None:
+    """One that began below the log start does not: recovery may have seen only a part of it."""
+    path = tmp_path / "store"
+    with Store(path, clock=clock) as store:
+        orders = store.create(NAME)
+        orders.append([b"before"] * 2)
+        producer = Producer(orders, 7)
+        producer.send("a")
+        producer.send("b")
+        producer.end(commit=False)
+        orders.roll(clock.now_ms)
+        orders.advance_log_start(start)
+        store.checkpoints.write()
+    (index,) = path.glob("*/*.txnindex")
+    index.write_bytes(b"")
+    errors = [str(finding) for finding in check(path) if finding.severity is Severity.ERROR]
+    assert ["aborted at offset 4" in each for each in errors] == [True] * (start <= 2)
+
+
 def test_a_transaction_after_one_that_began_below_the_log_start_needs_its_index_entry(
     tmp_path: Path, clock: Clock
 ) -> None:

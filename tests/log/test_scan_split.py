@@ -91,3 +91,19 @@ def test_a_split_of_a_segment_that_has_left_the_log_is_gone(log_dir: Path) -> No
         for piece in pieces:
             with pytest.raises(Gone):
                 list(scan_split.read(piece))
+
+
+def test_a_reader_that_has_not_looked_again_learns_that_a_segment_has_left(log_dir: Path) -> None:
+    """`has_left` looks at the log as it is now."""
+    with Store(log_dir, clock=lambda: NOW) as store:
+        orders = store.create(NAME)
+        orders.append([b"a"])
+        orders.roll(NOW)
+        orders.append([b"b"])
+        with Store(log_dir, read_only=True) as other:
+            reader = other[NAME]
+            first, last = scan_split.plan(reader, 0, 2, split_bytes=1 << 20)
+            assert [each.segment.has_left(reader) for each in (first, last)] == [False, False]
+            store.delete_records(NAME, 1)
+            store.retain()
+            assert [each.segment.has_left(reader) for each in (first, last)] == [True, False]

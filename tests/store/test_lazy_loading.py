@@ -277,9 +277,10 @@ def test_names_that_are_not_loaded_are_taken(log_dir: Path, clock: Clock) -> Non
 
 
 def test_retention_and_compaction_on_request_concern_all(log_dir: Path, clock: Clock) -> None:
-    """`retain` and a request for all compactions load what they need."""
+    """`retain` and a request for all compactions load what they need; logs that are not compacted are left out."""
     fill(log_dir, clock, clean=True)
     with Store(log_dir, clock=clock, lazy=True) as store:
+        store.create("plain-0")
         store.settings.set_topic("t", "retention.bytes", "1")
         assert store.retain() == 24
         store.settings.set_topic("t", "cleanup.policy", "compact")

@@ -256,7 +256,8 @@ def test_an_error_at_a_marker_leaves_the_transaction_committed(
             store.upkeep()
             assert [committed(store[name]) for name in ("a-0", "b-0")] == [[b"x"], [b"y"]]
     with Store(log_dir, clock=clock, lazy=way == "lazy") as store:
-        store.upkeep()
+        if way == "lazy":
+            store.upkeep()
         assert [committed(store[name]) for name in ("a-0", "b-0")] == [[b"x"], [b"y"]]
 
 
