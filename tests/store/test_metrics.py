@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -251,6 +252,18 @@ def test_paused_and_offline_partitions(busy: Store, log_dir: Path) -> None:
     with Store(log_dir, read_only=True) as again:
         assert scrape(again)("kafka_server_replicamanager_offlinereplicacount") == 1
     epochs.write_bytes(whole)
+
+
+def test_the_room_of_a_log_directory(busy: Store, log_dir: Path) -> None:
+    """The size is that of the filesystem, as df shows it, and the free bytes are those for ordinary users."""
+    room = os.statvfs(log_dir)
+    found = scrape(busy)
+    assert (
+        found("logfs_log_dir_size_bytes", logdirectory=str(log_dir))
+        == shutil.disk_usage(log_dir).total
+    )
+    free = found("logfs_log_dir_free_bytes", logdirectory=str(log_dir))
+    assert free == pytest.approx(room.f_bavail * room.f_frsize, rel=0.2)
 
 
 def test_the_lag_of_groups(busy: Store) -> None:

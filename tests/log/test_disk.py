@@ -1,0 +1,52 @@
+"""`Disk`: reads in a thread that must not wait."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from logfs.log.disk import memory
+from logfs.log.disk.disk import Disk, WouldBlock
+from tests.support.requirements import need
+
+IN_MEMORY = Path("/dev/shm")
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_the_event_loop_reads_a_file_in_memory(
+    in_memory: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tmpfs cannot tell whether a read would wait, and it never does. Of another filesystem, nothing is assumed."""
+    need(IN_MEMORY.is_dir(), "there is no /dev/shm")
+
+    def cannot_tell(*_: object) -> int:
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(os, "preadv", cannot_tell)
+    if not in_memory:
+        monkeypatch.setattr(memory, "is_in_memory", lambda fd: False)
+    disk = Disk()
+    with TemporaryDirectory(dir=IN_MEMORY) as name:
+        path = Path(name) / "file"
+        path.write_bytes(b"0123456789")
+        file = disk.open(path)
+        disk.forbid_blocking()
+        try:
+            if in_memory:
+                assert bytes(disk.read(file, 4, 100)) == b"456789"
+                assert bytes(disk.read(file, 10, 1)) == b""
+            else:
+                with pytest.raises(WouldBlock):
+                    disk.read(file, 4, 2)
+        finally:
+            disk.allow_blocking()
+
+
+def test_another_filesystem_is_not_taken_for_memory() -> None:
+    """Nor is another filesystem without a disk, whose reads may wait."""
+    with Path("/proc/self/status").open("rb") as file:
+        assert not memory.is_in_memory(file.fileno())
