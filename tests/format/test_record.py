@@ -9,11 +9,13 @@ from hypothesis import strategies as st
 from logfs.errors import Corrupt
 from logfs.format.base import varint
 from logfs.format.batches.record import (
+    SMALLEST_RECORD,
     Record,
     TimestampType,
     decode_record,
     decode_records,
     encode_record,
+    skip_records,
 )
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -97,6 +99,17 @@ def test_records_round_trip(value, key, headers, delta, offset_delta) -> None:
     assert (record.value, record.key, list(record.headers)) == (value, key, headers)
     assert (record.timestamp, record.offset) == (5 + delta, 10 + offset_delta)
     assert record.timestamp_type is TimestampType.CREATE_TIME
+
+
+def test_the_smallest_records_are_skipped_by_their_lengths() -> None:
+    """A record may have neither key, value nor headers. One that is a byte shorter is malformed."""
+    smallest = encode_record(Record(None), offset_delta=0, timestamp_delta=0)
+    assert len(smallest) == SMALLEST_RECORD
+    assert skip_records(smallest * 3, 2) == 2 * SMALLEST_RECORD
+    with pytest.raises(Corrupt, match="does not fit its batch"):
+        skip_records(rebuilt(smallest[2:]), 1)
+    with pytest.raises(Corrupt, match="does not fit its batch"):
+        skip_records(smallest[:-1], 1)
 
 
 @given(st.integers(-1, 2**63 - 1), st.integers(-1, 2**63 - 1))

@@ -137,9 +137,9 @@ def test_gaps_are_told_before_they_are_in_the_log(leader: Leader, tmp_path: Path
             heard.append(follower.log_end_offset)
             store.checkpoints.set_cleaner_offset(follower, 0)
 
-        append_fetched(follower, data[:first], note)
+        assert append_fetched(follower, data[:first], note) == first
         assert not heard
-        append_fetched(follower, data[second:], note)
+        assert append_fetched(follower, data[second:], note) == len(data) - second
         assert heard == [4]
         found = [record.offset for record in follower.read()]
         assert found[:8] == [0, 1, 2, 3, 8, 9, 10, 11]

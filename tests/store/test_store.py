@@ -35,6 +35,7 @@ from logfs.log.disk.disk import Disk, File, ReadOnlyDisk
 from logfs.store.directory import lock
 from logfs.store.directory.log_dir import (
     CLEAN_SHUTDOWN,
+    CLEANER_OFFSETS,
     HIGH_WATERMARKS,
     LOG_STARTS,
     RECOVERY_POINTS,
@@ -754,6 +755,20 @@ def test_a_damaged_checkpoint_is_tolerated(log_dir: Path, clock: Clock, name: st
         assert not store.offline
         assert values(store) == [b"a", b"b"]
     points(log_dir, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "recovered"), [(RECOVERY_POINTS, 1), (LOG_STARTS, 1), (CLEANER_OFFSETS, 0)]
+)
+def test_a_damaged_checkpoint_of_recovery_makes_a_clean_close_unclean(
+    log_dir: Path, clock: Clock, name: str, recovered: int
+) -> None:
+    """Without recovery points or log starts nothing is known to be whole. Cleaner offsets say nothing of that."""
+    with Store(log_dir, clock=clock) as store:
+        store.create(NAME).append([b"a"])
+    (log_dir / name).write_bytes(b"\xff nonsense")
+    with Store(log_dir, clock=clock) as store:
+        assert store.registry.loader.recovered_partitions == recovered
 
 
 def test_only_segments_that_end_at_or_after_the_recovery_point_are_recovered(
