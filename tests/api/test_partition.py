@@ -309,7 +309,7 @@ def test_columns_of_numpy(first: logfs.Partition) -> None:
     assert [record.value for record in columns.records()] == [b"a", None]
 
 
-def test_tables_of_other_libraries(first: logfs.Partition) -> None:
+def test_tables_of_other_libraries(store: logfs.Store, first: logfs.Partition) -> None:
     """pyarrow, polars, pandas and DuckDB get the columns of Spark's Kafka source."""
     duckdb, pa, polars = (pytest.importorskip(name) for name in ("duckdb", "pyarrow", "polars"))
     first.append("a", key="k", headers={"h": b"1"}, timestamp=1638100400000)
@@ -343,6 +343,9 @@ def test_tables_of_other_libraries(first: logfs.Partition) -> None:
     assert columns.to_pandas()["value"].tolist() == [b"a", None]
     assert duckdb.sql('select sum("offset"), count(value) from rows').fetchall() == [(1, 1)]
     assert first.columns(2).to_arrow().num_rows == 0
+    store.topic("orders").settings["message.timestamp.type"] = "LogAppendTime"
+    first.append("late")
+    assert first.columns().to_arrow()["timestampType"].to_pylist() == [0, 0, 1]
 
 
 # Ctrl-C.

@@ -217,6 +217,33 @@ def test_a_late_record_is_merged_at_the_next_open(mounted: Mount) -> None:
     assert (topic / "records").read_bytes() == b"10\n15\n20\n30\n35\n40\n"
 
 
+@pytest.mark.parametrize("isolation", ["read_uncommitted", "read_committed"])
+def test_the_envelopes_of_a_topic_whose_timestamp_type_changes(
+    log_dir: Path, make_mount: Callable[..., Mount], isolation: str
+) -> None:
+    """They are those of its partitions, each with its own timestamp type; aborted records are hidden."""
+    with Store(log_dir) as store:
+        for turn, kind in enumerate(("CreateTime", "LogAppendTime", "CreateTime")):
+            store.settings.set_topic("orders", "message.timestamp.type", kind)
+            for name in ("orders-0", "orders-1"):
+                log = store[name] if name in store else store.create(name)
+                log.append([kind.encode()] * 3)
+                log.append_batch(batch(1, turn, b"aborted", transactional=True))
+                log.end_transaction(1, 0, commit=False)
+                log.append([kind.encode()])
+    topic = make_mount("-o", f"isolation={isolation}").path / "topics/orders"
+    lines = (topic / "records.jsonl").read_bytes().splitlines()
+    parts = [topic / f"partitions/{n}/records.jsonl" for n in range(2)]
+    assert sorted(lines) == sorted(
+        line for part in parts for line in part.read_bytes().splitlines()
+    )
+    found = [orjson.loads(line) for line in lines]
+    assert {
+        each["value"] == each["timestamp_type"] for each in found if each["value"] != "aborted"
+    } == {True}
+    assert len(found) == (24 if isolation == "read_committed" else 30)
+
+
 def test_new_partitions_are_taken_in(mounted: Mount) -> None:
     """The next open of the file writes to them, too; an append needs all of them."""
     topic = mounted.path / "topics/orders"
