@@ -124,11 +124,12 @@ def test_type_checkers_accept_the_page(tmp_path: Path) -> None:
         f'"venvPath": "{Path(sys.prefix).parent}", "venv": "{Path(sys.prefix).name}"}}'
     )
     for command in (
-        # With the settings and the cache of scripts/check, which are strict.
         [
             "mypy",
-            f"--config-file={ROOT}/pyproject.toml",
-            f"--cache-dir={ROOT}/.mypy_cache",
+            "--strict",
+            "--config-file=",
+            "--follow-imports=silent",
+            f"--cache-dir={ROOT}/build/mypy",
             program,
         ],
         ["basedpyright", "--project", settings, program],

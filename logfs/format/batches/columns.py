@@ -116,8 +116,12 @@ _ROW_FIELDS = (
 _DTYPES: dict[str, type[np.signedinteger[Any]]] = {
     name: np.int32 if name.endswith(("lengths", "counts")) else np.int64 for name in _ROW_FIELDS
 } | {"timestamp_types": np.int8}
-# By value. The value -1 of NO_TIMESTAMP_TYPE is the last index.
-_TYPES = tuple(sorted(TimestampType, key=lambda each: each % len(TimestampType)))
+# By value; -1 is the last index.
+_TYPES = (
+    TimestampType.CREATE_TIME,
+    TimestampType.LOG_APPEND_TIME,
+    TimestampType.NO_TIMESTAMP_TYPE,
+)
 
 
 def decode_columns(
