@@ -141,10 +141,10 @@ _HOMES = {
 
 
 class _LazyModule(types.ModuleType):
-    """The class of the module `logfs`, which imports the module of a public name at the first use of the name.
+    """The class of the module object `logfs`. If a public name is used, it imports the submodule with its definition.
 
-    `__getattr__` is a method of this class and not a function of the module: `help(logfs)` would list the function,
-    and type checkers would then accept any attribute of `logfs`.
+    `__getattr__` is a method of this class, not a function of the module. Otherwise `help(logfs)` would list the
+    function, and type checkers would accept any attribute of `logfs`.
     """
 
     def __getattr__(self, name: str) -> Any:

@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return the end of a message about an unknown name, such as `; did you mean 'orders-0'?`, or "".
+    """Return the end of a message about an unknown name, such as `; did you mean 'orders-0'?`.
 
-    The suggestion is the most similar name in `known`; upper and lower case count as equal.
+    The suggestion is the most similar name in `known`; upper and lower case count as equal. Returns "" if no name in
+    `known` is similar.
     """
     if not isinstance(name, str):
         # A caller may look up a key of any type in a mapping. No name is similar to a key that is not a string.
@@ -92,7 +93,11 @@ class InvalidEnvelope(LogfsError, ValueError):
 
 
 class InvalidProducerEpoch(LogfsError, ValueError):
-    """A batch or transaction marker has a lower producer epoch than the newest instance of its producer."""
+    """A batch, a transaction marker or a call comes from an outdated instance of a producer.
+
+    The producer epoch of such a batch or marker is lower than that of the newest instance. A call comes
+    from an outdated instance if a later transaction with the same transactional id has begun.
+    """
 
 
 class OutOfOrderSequence(LogfsError, ValueError):
@@ -100,7 +105,11 @@ class OutOfOrderSequence(LogfsError, ValueError):
 
 
 class InvalidTransactionState(LogfsError, ValueError):
-    """A producer with an open transaction has sent a batch that does not belong to the transaction."""
+    """The state of a transaction does not allow a batch or a call.
+
+    A transaction that has ended allows no call, and one in which an append has failed can only be aborted. While a
+    producer has an open transaction, it may not send a batch that does not belong to the transaction.
+    """
 
 
 class CoordinatorFenced(LogfsError, ValueError):

@@ -1,4 +1,4 @@
-"""Checks of arguments. Without these, Python accepts some wrong types, or its error does not name the argument."""
+"""Checks of arguments. They refuse wrong types that Python would accept, and their errors name the argument."""
 
 from __future__ import annotations
 

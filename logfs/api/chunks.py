@@ -30,11 +30,12 @@ def add_chunk(
     start: int,
     make: Callable[[Partition, Record], R],
 ) -> bool:
-    """Read the next chunk of a partition from offset `start` on, and add its entries to `entries`.
+    """Read the next chunk of a partition, from offset `start` on, and append an `Entry` for each record to `entries`.
 
-    `make` makes the item of an entry from a record. If a read fails and `entries` is empty, raises the error:
-    `OffsetOutOfRange`, `DamagedRange` or another `LogfsError`. If `entries` is not empty, returns False: the caller
-    must return these entries first, and add no more. The next chunk then fails with the same error.
+    `make` returns the item that takes the record's place in its entry. Returns True if the read succeeds, even
+    without records. If the read fails and `entries` is empty, raises the error: `OffsetOutOfRange`, `DamagedRange` or
+    another `LogfsError`. If `entries` is not empty, returns False: the caller must use them up before it reads on.
+    The next read then begins where this one failed, and raises the error.
     """
     end = min(reader.log_end_offset, start + _OFFSETS)
     if end <= start:

@@ -32,18 +32,18 @@ _COMMIT_SECONDS = 1.0
 
 
 class Consumer:
-    """A member of a consumer group: an iterator over the records of the partitions that the member has now.
+    """A member of a consumer group: an iterator over the records of the partitions that are assigned to it now.
 
     The members of a group on one machine, made here or by `logfs consume`, divide the partitions among themselves. If
     a member joins or leaves, the others notice at a later `next`. A member begins to read a partition at the group's
     committed offset. The group gets each record at least once: after a crash, it gets the records since the last
     commit again.
 
-    With `auto_commit`, `next` commits the consumed records at most once a second: all but the one that it returns.
-    `close` commits that one, too, unless an error has ended the `with` block. Without `auto_commit`, only `commit`
-    commits. A commit is durable when it returns. If the store is open read-only, a commit goes through the mount of
-    the log directories, or opens them for as long as it takes. While another process holds the log directories,
-    `next` puts its commits off, and `commit` and `close` raise `StoreLocked`.
+    With `auto_commit`, `next` commits at most once a second: all records but the one that it returns. `close` also
+    commits the record returned last, unless an error has ended the `with` block. Without `auto_commit`, only `commit`
+    commits. A commit is durable when it returns. If the store is open read-only, the mount of the log directories
+    executes the commit; without a mount, the directories are opened for writing during the commit. While another
+    process holds the log directories, `next` postpones its commits, and `commit` and `close` raise `StoreLocked`.
 
     Only one thread may use a consumer. It is a context manager; `close` leaves the group.
     """
@@ -142,7 +142,7 @@ class Consumer:
 
     @property
     def partitions(self) -> list[str]:
-        """The names of the partitions that this member has now."""
+        """The names of the partitions that this member reads now."""
         _ = self._store._engine
         return [*self._member.places]
 
@@ -182,7 +182,10 @@ class Consumer:
         return [*found]
 
     def _join_if_due(self) -> None:
-        """Notice members that have joined or left, and partitions that are new or were created again."""
+        """Release or take partitions if members have joined or left, or partitions were created, since the last call.
+
+        A partition that was deleted and created again is read anew. Does nothing if the last call was a moment ago.
+        """
         now = time.monotonic()
         if now < self._join_at:
             return
@@ -232,7 +235,7 @@ class Consumer:
         self._read = deque(each for each in self._read if each[0] != name)
 
     def _fetch(self) -> bool:
-        """Read a chunk of each partition that has new records; return whether there are entries to return."""
+        """Read a chunk of each partition that has new records into `_read`; return whether `_read` has entries."""
         for name, place in [*self._member.places.items()]:
             partition = self._store[name]
             reader = partition._reader(self._isolation)

@@ -28,10 +28,10 @@ _LONGEST_PAUSE = 0.1
 class Following(Generic[R]):
     """An iterator, also for `async for`, over the records of one or several partitions from given offsets on.
 
-    The log end does not end the iteration: it waits for records, and ends if none comes within the timeout. Another
-    loop then goes on from there. The iteration raises `OffsetOutOfRange` if retention has deleted the next records,
-    and `DamagedRange` at damage; after these errors, `seek` makes it go on at another offset. It raises `StoreClosed`
-    if another thread closes the store. Only one thread or task may use the object.
+    At the log end the iterator waits for new records. The iteration ends if none comes within the timeout; a later
+    loop over the object goes on where it ended. The iteration raises `OffsetOutOfRange` if retention has deleted the
+    next records, and `DamagedRange` at damage. After these errors, `seek` sets another offset to go on at. The
+    iteration raises `StoreClosed` if another thread closes the store. Only one thread or task may use the object.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Following(Generic[R]):
         timeout: float | None,
         isolation: str,
     ) -> None:
-        """Follow the partitions that `partitions` returns. It is called for each chunk, to include new partitions.
+        """Follow the partitions that the function `partitions` returns. Each read calls it again, to find new ones.
 
         `offsets` has the first offset to read, by partition name. A partition without one is read from its log start.
         """
@@ -89,7 +89,7 @@ class Following(Generic[R]):
         return found
 
     def _next_read(self) -> R | None:
-        """Return the next item that was read; None if another chunk must be read first."""
+        """Return the next item that was read but not returned yet; None if another chunk must be read first."""
         while self._read:
             name, after, item = self._read.popleft()
             self._offsets[name] = after
@@ -103,7 +103,7 @@ class Following(Generic[R]):
         return bool(taken)
 
     def _take(self) -> list[Entry[R]]:
-        """Return the entries of the next chunk of each partition that has new records."""
+        """Read a chunk of each partition that has new records, and return their entries (see `add_chunk`)."""
         taken: list[Entry[R]] = []
         for partition in self._partitions():
             start = self._offsets.get(partition.name)

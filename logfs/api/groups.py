@@ -27,7 +27,7 @@ class ConsumerGroups(Mapping[str, Mapping[str, int]]):
         self._store = store
 
     def _refreshed(self) -> Groups:
-        """Return the groups of the engine, up to date with the commits of other processes."""
+        """Return the committed offsets of all groups, up to date with the commits of other processes."""
         engine = self._store._refreshed()
         for name in engine.registry.partitions_of(TOPIC):
             engine.refresh(name)

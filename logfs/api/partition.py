@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 class Partition:
     """One partition of an open store, from `store["orders-0"]`. Any thread may use it.
 
-    Each call acts on the partition that has the name at that time, even after a move, or a deletion and creation.
+    Each call looks the partition up by its name. So the object can still be used after the partition was moved, or
+    deleted and created again.
 
     `isolation` is as in Kafka: "read_uncommitted" (all records) or "read_committed" (only the records below the last
     stable offset, without those of aborted transactions). Offsets count records. Times are ms since the epoch, or a
@@ -141,11 +142,11 @@ class Partition:
     ) -> Iterator[Record]:
         """Yield the records in [offset, end), by default from the log start to the log end as it is now.
 
-        An iteration that has begun goes on although retention or compaction drops its segments, and keeps their files
-        on the disk until it ends.
+        An iteration that has begun goes on even if retention or compaction drops segments that it reads. The files
+        of these segments stay on the disk until the iteration ends.
 
-        Raises `OffsetOutOfRange`, `StoreClosed` and, at damage, `DamagedRange`, whose `next_offset` is where reading
-        can go on.
+        Raises `OffsetOutOfRange`, `StoreClosed` and, at damage, `DamagedRange`, whose `next_offset` is the offset at
+        which reading can go on.
         """
         return self._while_open(self._reader(isolation).read(offset, end))
 
@@ -164,9 +165,10 @@ class Partition:
         return self._while_open(reader.read(reader.offset_of_last(count)))
 
     def record(self, offset: int, *, isolation: str = "read_uncommitted") -> Record | None:
-        """Return the record at an offset; None if compaction has removed it, or if readers do not see it.
+        """Return the record at an offset; None if compaction has removed it, or if it is hidden from readers.
 
-        For example, readers do not see control records. Raises `OffsetOutOfRange`, and `DamagedRange` at damage.
+        Control records are hidden; with "read_committed", records of aborted transactions are hidden, too. Raises
+        `OffsetOutOfRange`, and `DamagedRange` at damage.
         """
         return self._reader(isolation).record(checked_number("offset", offset))
 
@@ -248,9 +250,10 @@ class Partition:
         self._store._for_writing(self.name).compact(self.name, roll=True)
 
     def tier(self) -> int:
-        """Copy the sealed segments that are due into the object store now, and return how many were copied.
+        """Copy the sealed segments that are not in the object store yet, and return how many were copied.
 
-        Raises `InvalidSetting` if the topic is not tiered, and `RemoteStorageError`.
+        Segments that reach above the last stable offset are not copied. Raises `InvalidSetting` if the topic is not
+        tiered, and `RemoteStorageError`.
         """
         return self._store._for_writing(self.name).tier(self.name)
 

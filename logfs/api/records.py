@@ -1,4 +1,4 @@
-"""The record that the arguments of `append` describe, and records that name their topic and partition."""
+"""Makes records from the arguments of `append`, and has the class of records with a topic and a partition."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ConsumerRecord(Record):
 
     @staticmethod
     def of(topic: str, partition: int, record: Record) -> ConsumerRecord:
-        """Return `record` as a record of a partition."""
+        """Return a `ConsumerRecord` with the fields of `record`, the topic, and the number of the partition."""
         return ConsumerRecord(
             record.value,
             record.key,
@@ -57,5 +57,5 @@ class ConsumerRecord(Record):
 
     @staticmethod
     def of_partition(partition: Partition, record: Record) -> ConsumerRecord:
-        """Return `record` as a record of `partition`."""
+        """Return a `ConsumerRecord` with the fields of `record`, and the topic and the number of `partition`."""
         return ConsumerRecord.of(partition.topic, partition.partition, record)

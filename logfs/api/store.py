@@ -151,9 +151,10 @@ class Store(Mapping[str, Partition]):
         return f"logfs.Store({self._path}{state})"
 
     def _stop(self, *, wait: bool = True) -> Engine | None:
-        """Mark the store as closed, and return the engine, which the caller must close; None if it was closed before.
+        """Mark this store as closed, and return its engine, which the caller must close.
 
-        Ends the thread of the upkeep, and waits for its end if `wait` is true.
+        Returns None if this store was closed before. Tells the upkeep thread to end and, if `wait` is true, waits
+        until it has ended.
         """
         engine, self._opened = self._opened, None
         self._stopped.set()

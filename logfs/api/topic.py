@@ -83,7 +83,7 @@ class Topic:
         self._partitions.flush()
 
     def _open(self) -> Partitions:
-        """Return the partitions. Raises `StoreClosed`."""
+        """Return the partitions of the topic. Raises `StoreClosed` if the store is closed."""
         _ = self._store._engine
         return self._partitions
 

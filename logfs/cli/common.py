@@ -322,7 +322,7 @@ def _check_local(path: Path) -> None:
 
 
 def check_deleted(wanted: Target) -> None:
-    """Raise `UnknownPartition` unless a log directory of `wanted` has a deleted partition, whatever its name.
+    """Raise `UnknownPartition` if no log directory of `wanted` has a deleted partition, of any name.
 
     Call this before the store is opened for writing, for the reason in `check_partition_exists`. Raises `NotWritable`
     for a bucket, and `OSError` for a directory that cannot be read.

@@ -74,7 +74,7 @@ def _groups(words: list[str]) -> list[str]:
 
 
 def _settings() -> dict[str, object]:
-    """Return, for each shell, what completes the words of `logfs config`: directories and names of settings."""
+    """Return, for each shell, code that completes the words of `logfs config`: directories and names of settings."""
     from logfs.setting import BROKER_SETTINGS, TOPIC_SETTINGS
 
     names = " ".join(sorted({*TOPIC_SETTINGS, *BROKER_SETTINGS}))

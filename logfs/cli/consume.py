@@ -144,8 +144,8 @@ class _Printed(NamedTuple):
 class _Consumer:
     """Consumes the partitions that are assigned to one member of a consumer group.
 
-    `is_whole` is False once a record could not be read, offsets were deleted before they were read, or a command has
-    failed.
+    `is_whole` is False once a record could not be read, offsets were deleted before they were read, or the command of
+    `--exec` has failed.
     """
 
     def __init__(self, opened: OpenLogs, home: Path, arguments: argparse.Namespace) -> None:
@@ -172,7 +172,7 @@ class _Consumer:
         self._member.close()
 
     def consume(self, signals: _Signals) -> None:
-        """Consume batches until a limit (records or idle time) is reached, a signal arrives, or a command fails."""
+        """Consume batches until a limit (records, idle time) is reached, a signal arrives, or the command fails."""
         idle, since = self._arguments.idle_exit, time.monotonic()
         while not (self._is_refused or self._printer.is_done or signals.exit_code):
             self._join()
@@ -228,7 +228,10 @@ class _Consumer:
         return self._member.places[batch.log.name].taken >= batch.end
 
     def _offset_after(self, batch: _Printed, taken: int) -> int:
-        """Return the offset after the records of a batch that lie wholly in the first `taken` bytes of the output."""
+        """Return the offset up to which the text of a batch lies in the first `taken` bytes of the output.
+
+        This is the start offset of the batch if not even its first record lies wholly in these bytes.
+        """
 
         def is_left(end: int) -> bool:
             text = io.BytesIO()
@@ -242,9 +245,9 @@ class _Consumer:
         return batch.start + max(bisect(ends, False, key=is_left) - 1, 0)
 
     def _try_to_commit(self, name: str | None = None) -> bool:
-        """Commit the offset of the partition `name`, or the offsets of all partitions, and return True.
+        """Commit the offset of the partition `name`, or of all partitions if `name` is None, and return True.
 
-        If another process holds the lock of the log directory, warn once, and return False.
+        If another process holds the lock of the log directory, return False, and warn unless this was done already.
         """
         try:
             self.commit(name)
@@ -260,7 +263,7 @@ class _Consumer:
         return True
 
     def commit(self, name: str | None = None) -> None:
-        """Commit the offset of the partition `name`, or the offsets of all partitions.
+        """Commit the offset of the partition `name`, or of all partitions if `name` is None.
 
         Raises `StoreLocked` if another process holds the lock of the log directory.
         """
@@ -316,9 +319,9 @@ class _Consumer:
         return Place(min(found.offset, end), found.offset)
 
     def _take(self, log: OpenLog) -> bool:
-        """Print the next batch of a partition, or run the command for it.
+        """Print the next batch of a partition or, with `--exec`, run the command for it.
 
-        Return False if there is no batch, or the command fails.
+        Return False if there is no batch, or if the command fails.
         """
         place, left = self._member.places[log.name], self._printer.left
         most = _PRINTED if self._arguments.exec is None else self._arguments.batch

@@ -125,7 +125,7 @@ class Printer:
             self._decoder.report()
 
     def print_rows(self, rows: Iterable[MergedRows]) -> None:
-        """Print rows up to the limit, and lower `left` by the number of printed records."""
+        """Print the text of records, at most `left` of them, and lower `left` by the number of printed records."""
         for each in rows:
             shown = each
             if self.left is not None:

@@ -116,7 +116,7 @@ class OpenLogs:
 class OpenLog:
     """A partition that a command reads, even while other processes change, move or recreate it.
 
-    The store stays open as long as this object is used. Only one thread may use it.
+    The caller must not close the store while this object is in use. Only one thread may use the object.
     """
 
     def __init__(self, store: Store, wanted: Target, isolation: Isolation) -> None:
@@ -135,9 +135,9 @@ class OpenLog:
     def ask(self, question: Callable[[Reader], T]) -> T:
         """Call `question` with the partition's reader, and return the result.
 
-        If the call raises `Gone`, because files have left the log, the reader is refreshed and `question` is called
-        again, up to `TRIES` times in all. Raises `Gone` if the last call also fails, and `UnknownPartition` if the
-        partition was deleted.
+        If the call raises `Gone`, because another process has deleted or cut a file of the log, the reader is
+        refreshed and `question` is called again, up to `TRIES` times in all. Raises `Gone` if the last call also
+        fails, and `UnknownPartition` if the partition was deleted.
         """
         for left in reversed(range(TRIES)):
             try:

@@ -54,8 +54,9 @@ class LogScan(Generic[T]):
         The scan calls `read(reader, start, stop, by_record)`, which must yield pairs (offset, part) for the offsets
         [start, stop). A part has the next records; after it, all records below `offset` have been yielded. The
         scan sets `by_record` if a read in larger pieces would meet damage that was reported already: `read` must then
-        read record by record. `read` must raise `DamagedRange` at damage. If files have left the log, `read` must
-        raise `Gone`, or `OffsetOutOfRange` if it has already yielded a part of the segment.
+        read record by record. `read` must raise `DamagedRange` at damage. If another process has deleted or cut a
+        file that is read, `read` must raise `Gone`, or `OffsetOutOfRange` if it has already yielded a part of the
+        segment.
         """
         self.log = log
         self._start = start
@@ -66,9 +67,9 @@ class LogScan(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         """Yield the parts.
 
-        Raises `Gone` if files leave the log in `TRIES` attempts in a row, or if the partition was deleted and created
-        again. Raises `OffsetOutOfRange` if the files of a segment are replaced or moved after a part of the segment
-        was yielded.
+        Raises `Gone` if `TRIES` attempts in a row meet a deleted or cut file, or if the partition was deleted and
+        created again. Raises `OffsetOutOfRange` if the files of a segment are replaced or moved after a part of the
+        segment was yielded.
         """
         log, start, end = self.log, self._start, self._end
         by_record = False

@@ -95,7 +95,7 @@ class Bounds:
         """Return the range as offsets [start, end) of a log; an `end` of None stands for the log end.
 
         Raises `OffsetOutOfRange` if a single offset is given, and readers see no record there. In a log without
-        records, the bounds `earliest` and `latest` raise this error, too, but `latest` only as the first bound.
+        records, `earliest` and `latest` raise this error, too; as the last bound, `latest` stands for the log end.
         """
         start, end = reader.log_start_offset, None
         if self._offsets is not None:

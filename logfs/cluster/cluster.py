@@ -95,7 +95,7 @@ class Wanted(NamedTuple):
     last_epoch: int
 
     def after(self, found: Fetched) -> Wanted | None:
-        """Return the fetch to send once the batches in `found` are appended.
+        """Return what to fetch next from this partition, after the batches in `found` were appended.
 
         Returns None if the leader's log diverges, or if the batches cannot be appended because they are damaged.
         """
@@ -360,7 +360,7 @@ class Cluster:
         ]
 
     def epoch_ends(self, node: int, wanted: Sequence[Wanted]) -> list[EpochEnd]:
-        """Return the end offset of each partition's `last_epoch` in the leader's log (kafka-storage 10.5)."""
+        """Return, for each partition, where the epoch `last_epoch` ends in the leader's log (kafka-storage 10.5)."""
         from kafka.protocol.consumer.offsets import OffsetForLeaderEpochRequest
 
         kind = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
@@ -526,9 +526,9 @@ def _check_addresses(servers: str) -> None:
 
 
 def _check_names(servers: str) -> None:
-    """Raise `ClusterError` if no host of `servers` exists.
+    """Raise `ClusterError` if, by name resolution, none of the host names in `servers` exists.
 
-    Without this check, kafka-python would repeat the lookup for 30 seconds.
+    Without this check, kafka-python would try to resolve the names for 30 seconds.
     """
     reason = ""
     for each in servers.split(","):

@@ -62,8 +62,8 @@ def large_reads() -> dict[str, str]:
     """Return the option that makes kafka-python read up to 256 KiB at a time from a connection without TLS.
 
     Without it, kafka-python reads 4 KiB at a time, and waits for the GIL after each read while other threads append.
-    The option is `proxy_url`, whose scheme selects kafka-python's socket class. The scheme in the result selects
-    `LargeReads`, which connects without a proxy.
+    The option is `proxy_url`, whose scheme selects kafka-python's socket class. The scheme in the result selects the
+    class `LargeReads` below, which connects without a proxy.
     """
     from kafka.net.inet import KafkaNetSocket
 

@@ -1,4 +1,4 @@
-"""Compiles the kernels before their first use, so that no request has to wait for the compiler."""
+"""Compiles the kernels, the loops for numba, before their first use. No request then waits for the compiler."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def warm_up() -> None:
 
 
 def warm_up_steps() -> Iterator[None]:
-    """Do the work of `warm_up`. Yield after each step of a few seconds at most, so that the caller can stop there."""
+    """Do the work of `warm_up` in steps of a few seconds at most. Yield after each, so that the caller can stop."""
     import numpy as np
 
     from logfs.format.batches.batch import Batch

@@ -337,7 +337,7 @@ class _IndexAudit:
                 self._keep(int(back[0]))
 
     def hold_against(self, batches: ScannedBatches, text: TextSize) -> Iterator[Finding]:
-        """Check the entries that describe `batches`; `text` is the size of the segment's text before them."""
+        """Check the entries for `batches`. `text` is the size, as text, of the segment's records before them."""
         raise NotImplementedError
 
     def pass_damage(self, damage: Damage) -> None:
@@ -347,12 +347,12 @@ class _IndexAudit:
     def finish(self, size: int, text: TextSize) -> Iterator[Finding]:
         """Check the remaining entries, after the last batch.
 
-        `size` is the size of the segment in bytes, and `text` the size of its text.
+        `size` is the size of the segment in bytes, and `text` the size of all its records as text.
         """
         raise NotImplementedError
 
     def _take(self, limit: int) -> NDArray[np.void]:
-        """Return the entries whose first `rising` field is below `limit`, without those that were returned before."""
+        """Return the next entries: those not yet returned whose field `rising[0]` has a value below `limit`."""
         first, self._done = self._done, max(int(np.searchsorted(self._keys, limit)), self._done)
         return self.entries[first : self._done]
 
@@ -480,7 +480,10 @@ class _TextIndexAudit(_IndexAudit):
 
 
 def _sound_indexes(segment: Segment, *, live: bool) -> Generator[Finding, None, list[_IndexAudit]]:
-    """Return the audits of the indexes that can be compared with the log; yield errors for the other indexes."""
+    """Return the audits of the indexes that can be compared with the log.
+
+    Yields an error for an index that is damaged or out of order, and a note for one that is missing.
+    """
     found: list[_IndexAudit] = []
     kinds = (_OffsetIndexAudit, _TimeIndexAudit, _TextIndexAudit)
     for index, kind in zip(segment.indexes, kinds, strict=True):

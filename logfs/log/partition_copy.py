@@ -276,7 +276,7 @@ def remove_directory(disk: Disk, path: Path, kept: Collection[int] = ()) -> bool
     """Remove a partition's directory with its files. Returns whether the directory no longer exists.
 
     If `kept` is not empty, the directory stays, with the files of the segments that have the base offsets in `kept`.
-    Raises `OSError`, also if there is a subdirectory: a partition has none.
+    Raises `OSError`, for example if there is a subdirectory, which a partition never has.
     """
     if not disk.exists(path):
         return True

@@ -5,9 +5,9 @@ right if replicas hold the data, but loses data on a single node. Here only a to
 (`_LogLoader._is_torn`): invalid bytes at the end of a segment that do not begin with a whole batch, in a log that was
 not closed properly. In the last segment, the first offset of these bytes must be at or above the recovery point. In
 an earlier segment, the next segment must begin at the offset after the last batch. A torn tail is kept in a `.torn`
-file, unless it is all zeros. If the last segments have no batch, they are deleted if they begin at or after the
-recovery point and an offset is missing before them. Damage anywhere else stays where it is: reading its offsets
-raises `Corrupt`, and everything after it stays readable.
+file, unless it is all zeros. Segments at the end of the log that contain no batch are deleted if they begin at or
+after the recovery point and the log before them has lost its end (`_LogLoader._ends_early`). Damage anywhere else
+stays where it is: reading its offsets raises `Corrupt`, and everything after it stays readable.
 
 For example, the offsets 0 to 19 are in the bytes 0 to 799 of the last segment, and 200 bytes of an unfinished batch
 follow. With a recovery point of 20, these 200 bytes are a torn tail, and the next append gets offset 20. With a
@@ -227,7 +227,7 @@ class _LogLoader:
     # Completing or removing what deletion, compaction and swap left unfinished (kafka-storage 5.2, steps 1 to 5).
 
     def _remove_deleted(self) -> None:
-        """Remove the files of segments that had left the log: nothing waits for `file.delete.delay.ms` any more."""
+        """Remove the `.deleted` files of segments that left the log, without waiting for `file.delete.delay.ms`."""
         for name in self._files():
             if name.endswith(names.DELETED) and not name.endswith(".checkpoint.deleted"):
                 self.disk.unlink(self.directory / name)
@@ -410,8 +410,8 @@ class _LogLoader:
         """Whether the log of `segments` has lost its end, and therefore ends below `next_base`.
 
         In a compacted log, offsets may be missing anyway, and compaction may have left segments empty. The end of
-        such a log is lost if the last segment that is not empty ends in damage. Compaction flushes each segment
-        before the next, so it cannot have emptied the segments after the damage.
+        such a log is lost if the last segment that is not empty ends in damage: compaction flushes each segment
+        before the next, so the empty segments after this damage are not a result of compaction.
         """
         if not self.start.compacted:
             return self._end(segments[-1]) < next_base

@@ -146,11 +146,11 @@ class Fetcher:
     def _fetched(
         self, cluster: Cluster, ready: Sequence[Wanted], goals: Mapping[tuple[str, int], int]
     ) -> list[tuple[Wanted, Fetched]]:
-        """Return pairs (request, answer), one for each partition.
+        """Return the answers to a fetch, as pairs (request, answer), one for each partition in the fetch.
 
-        After a large answer, this also sends the next fetch, so that the broker works during the append. `goals` maps
-        partitions to the offsets at which their mirroring stops. If there are any, the broker is asked to answer at
-        once, even without new records.
+        After a large answer, this also sends the next fetch, so that the broker works while the answer is appended.
+        `goals` maps partitions to the offsets at which their mirroring stops. If `goals` is not empty, the broker is
+        asked to answer at once, even without new records.
         """
         wait_ms = 0 if goals else FETCH_WAIT_MS
         if self._ahead is None:

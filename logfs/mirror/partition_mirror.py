@@ -139,9 +139,10 @@ class PartitionMirror:
         )
 
     def asks_for(self, asked: Wanted) -> bool:
-        """Whether the answer to the request `asked` can be appended.
+        """Whether the copy still needs the fetch request `asked`, so that the answer to it can be appended.
 
-        It can if it begins at the copy's log end, comes from the present leader, and the logs need no comparison.
+        This holds if the request begins at the copy's log end and has the present leader epoch, and the logs need no
+        comparison.
         """
         wanted = self.wanted()
         is_same = (wanted.offset, wanted.leader_epoch) == (asked.offset, asked.leader_epoch)
@@ -155,10 +156,10 @@ class PartitionMirror:
         """Drop the records that the leader's log does not have; return False if the metadata may be out of date.
 
         The rules are those of kafka-storage 10.5. If the leader does not know the last epoch of the copy, an earlier
-        epoch must be compared next: `must_compare` stays True. `ids` are the topic ids that the leader has reported
-        after `found`. `cluster` is asked for the offset range of the source if the copy's last epoch is above all
-        epochs of the leader. Raises `ClusterError`, and `InvalidSetting` if `found` is about another topic of the
-        same name.
+        epoch must be compared next: `must_compare` stays True. `found` is the leader's answer about the end of
+        the copy's last epoch. `ids` maps topics to their ids, which were requested after this answer. `cluster` is
+        asked for the offset range of the source if the copy's last epoch is above all epochs of the leader. Raises
+        `ClusterError`, and `InvalidSetting` if `found` is about another topic of the same name.
         """
         if found.error != NONE or found.topic not in ids:
             return self._failed(found.error or UNKNOWN_TOPIC)

@@ -111,7 +111,7 @@ class GrowingSizes:
         self._is_stopped = False
 
     async def stop(self) -> None:
-        """Let files that several threads share grow no more, and wait for the calls of `_grow_for_all` in progress.
+        """Stop the growth of files that several threads share; wait for the calls of `_grow_for_all` in progress.
 
         Such a call waits for pages that the kernel has locked until READ requests are answered. So the mount must
         answer requests during `stop`, which waits for 20 s at most.

@@ -75,8 +75,8 @@ class InodeTable(Generic[N]):
     def remember(self, node: N) -> list[N]:
         """Count one more lookup of a node. The caller sends the kernel an answer that contains the node.
 
-        Returns the nodes whose names the caller should ask the kernel to forget; empty unless the table has too many
-        evictable nodes.
+        Returns the nodes whose names the caller should ask the kernel to forget: some of the oldest nodes with
+        `is_evictable`, if the table has more than `_MOST_EVICTABLE` of these, else none.
         """
         self._nodes[node.inode] = node
         self._lookups[node.inode] = self._lookups.get(node.inode, 0) + 1

@@ -51,7 +51,10 @@ class MountedMirror:
         self._stopped.set()
 
     def run(self) -> None:
-        """Mirror until `stop` is called. Restart after each error; an expected error that repeats is logged once."""
+        """Mirror the Kafka cluster until `stop` is called. After an error, start the mirror again.
+
+        An expected error that repeats is logged once; an unexpected error is logged each time.
+        """
         from logfs.mirror.mirror import Mirror
 
         pause = _FIRST_PAUSE_SECONDS
@@ -81,7 +84,7 @@ class MountedMirror:
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     def families(self) -> Iterator[Family]:
-        """Yield the metrics of the mirror."""
+        """Yield the metrics of the mirror: its lags, the bytes that it has appended, and its current problems."""
         mirror = self._mirror
         fetched, problems = self._fetched_bytes, int(bool(self._problem))
         lags: Mapping[str, int] = {}

@@ -123,7 +123,10 @@ def unmount(mountpoint: Path, *, lazy: bool = False) -> None:
 
 
 class _Option(str):
-    """A mount option that may contain any bytes of a path; pyfuse3 encodes an ordinary string as ASCII."""
+    """A mount option that may contain a path that is not ASCII.
+
+    pyfuse3 calls `encode` with ASCII. This `encode` uses UTF-8 with surrogateescape instead, so it accepts any path.
+    """
 
     __slots__ = ()
 

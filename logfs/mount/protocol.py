@@ -87,8 +87,8 @@ class Operations(Handlers[Node]):
         """Record an error and return its errno. Except for ENOENT, count failed appends and reads in the metrics.
 
         Any failed request on an `append` file counts as an append. A failed GETATTR, OPEN or READ counts as a read if
-        its node is a record, a text of a partition, or a directory in a partition directory. A failed LOOKUP counts
-        as a read if it looks up a name in such a directory.
+        its node is the file of a record, a file with the text of a partition's records, or a directory in a partition
+        directory. A failed LOOKUP counts as a read if it looks up a name in such a directory.
         """
         number = super().failed(name, arguments, error)
         node = self._node_of(name, arguments)
@@ -153,7 +153,7 @@ class Operations(Handlers[Node]):
     def _remember(self, node: Node) -> None:
         """Count one more lookup of a node. The caller sends the kernel an answer that contains the node.
 
-        If the kernel then has more evictable names than allowed, ask the kernel to forget the oldest of them.
+        If the kernel then knows too many nodes with `is_evictable`, ask it to forget the names of the oldest of them.
         """
         for old in self._inodes.remember(node):
             if old.parent is not None:
@@ -163,10 +163,10 @@ class Operations(Handlers[Node]):
                 )
 
     async def stop_growth(self) -> None:
-        """Stop telling the kernel larger sizes of files that several threads share; wait for the calls in progress.
+        """Stop telling the kernel larger sizes of growing files that several threads share.
 
-        Call this before the mount ends: such a call makes a thread of the mount wait in the kernel for readers, which
-        wait for answers of the mount. `stop_growth` waits for 20 s at most.
+        Then wait for the worker threads that tell the kernel such a size, for 20 s at most. Call this before the
+        mount ends: these threads wait in the kernel for readers, and the readers wait for answers of the mount.
         """
         await self._sizes.stop()
 
@@ -178,7 +178,10 @@ class Operations(Handlers[Node]):
     async def _look_up(
         self, directory: DirectoryNode, name: str, thread: int
     ) -> tuple[Node, pyfuse3.EntryAttributes]:
-        """Return the node of a name and its attributes; for a growing file, a node that `thread` may open safely."""
+        """Return the node of a name and its attributes.
+
+        For a growing file, return a new node unless `GrowingSizes.may_look_up` allows the known one for `thread`.
+        """
         node = await self._find(directory, name)
         entry = await self._attributes(node)
         while isinstance(node, GrowingFile) and not self._sizes.may_look_up(
@@ -221,7 +224,8 @@ class Operations(Handlers[Node]):
     ) -> pyfuse3.EntryAttributes:
         """Return the attributes of a node that the kernel knows.
 
-        The size of a growing file is one that makes no reader see zeros that are not in the file (`growing_sizes`).
+        For a growing file, `GrowingSizes.grow` returns the size, which may be below the present one: a larger size at
+        a wrong time would make readers see zeros that are not in the file.
         """
         if isinstance(node, GrowingFile):
             end_offset = node.partition.log.state.log_end_offset

@@ -66,7 +66,7 @@ def wait_until_outside(threads: Iterable[int]) -> None:
     """Wait until each thread has left the kernel code that it may have been running at the time of the call.
 
     A thread has left this code if it has ended, is not runnable, or has slept or received more than 30 ms of CPU time
-    since the call. The wait lasts for as long as a runnable thread gets no CPU time.
+    since the call. There is no timeout: while a runnable thread gets no CPU time, the wait goes on.
     """
     waiting = {
         thread: first

@@ -195,9 +195,10 @@ class Planner:
         return plan
 
     def _try_settings(self, plan: TopicPlan) -> None:
-        """Ask the cluster whether it accepts the topic's settings, both with and without those of `FOR_PUSHING`.
+        """Ask the cluster whether it accepts the topic's settings during the push and those after it.
 
-        Nothing is changed in the cluster. If the cluster refuses settings, its reason is added to `plan.refusals`.
+        During the push, the settings `FOR_PUSHING` take precedence. Nothing is changed in the cluster. If the cluster
+        refuses settings, its reason is added to `plan.refusals`.
         """
         for settings in ({**plan.settings, **FOR_PUSHING}, plan.settings):
             try:
@@ -238,9 +239,10 @@ class Planner:
             plan.refusals += self._check_map(plan, is_begun=is_begun)
 
     def _check_map(self, plan: TopicPlan, *, is_begun: bool) -> list[str]:
-        """Return why the map cannot be used for a topic: it is of another log, or lacks records of the cluster.
+        """Return why the map of offsets cannot be used for a topic, or no reasons if it can.
 
-        `is_begun` tells whether the map has lines for the topic. Lines whose records were not sent are removed.
+        Reasons are that the map is of another log, or lacks records that are in the cluster. `is_begun` tells whether
+        the map has lines for the topic. Lines for records that were not sent are removed from the map.
         """
         assert self._map is not None
         if is_begun:

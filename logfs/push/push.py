@@ -121,7 +121,11 @@ class Push:
                 )
 
     def _prepare(self, plan: TopicPlan) -> None:
-        """Create a topic with its settings and `FOR_PUSHING`. If it exists, set `FOR_PUSHING` if records are left."""
+        """Give a topic in the cluster the settings `FOR_PUSHING`, under which brokers change no batch.
+
+        A missing topic is created, with its own settings and these. An existing topic is left unchanged if there are
+        no records left to push.
+        """
         settings = {**plan.settings, **FOR_PUSHING}
         if plan.remote is None:
             create_topic(self._sender, plan, self._replicas, settings)
@@ -132,7 +136,7 @@ class Push:
         self._sender.ask(partial(Cluster.alter_settings, topic=plan.name, changes=changes))
 
     def _streams(self, plan: TopicPlan) -> Iterator[Iterator[Sequence[Outgoing]]]:
-        """Yield iterators over the batches to send: one for each partition, or one in all for a translated topic."""
+        """Yield iterators over the batches to send: one per partition, or a single one for a translated topic."""
         if not plan.is_translated:
             for each in plan.readers:
                 yield exact_batches(
@@ -211,7 +215,7 @@ class Push:
     def _committed_there(
         self, plan: TopicPlan, commits: Mapping[int, OffsetCommit]
     ) -> dict[int, tuple[int, str]]:
-        """Return what to commit in the cluster for a group: partition number in the cluster to (offset, metadata).
+        """Return the (offset, metadata) to commit for a group in the cluster, by partition number in the cluster.
 
         `commits` are the group's local commits for the topic of `plan`, by local partition number.
         """

@@ -226,7 +226,7 @@ class Sender:
             raise ClusterError(_NOT_ALONE.format(where, batch.offset, answer.base_offset))
 
     def _missing(self, unsure: Sequence[Outgoing]) -> list[Outgoing]:
-        """Return those of the batches `unsure` that were not appended, which the log end offsets show.
+        """Return those of the batches `unsure` that were not appended, as the log end offsets show.
 
         Raises `ClusterError` if another program has written to one of the partitions.
         """

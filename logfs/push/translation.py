@@ -80,10 +80,10 @@ class Translation:
     def _start(self, *, is_same: bool) -> dict[int, int]:
         """Return the offset at which to begin reading each local partition: the one after the last record sent.
 
-        `is_same` tells whether the topic has as many partitions in the cluster as in the store. A local partition
-        that is not in the result is read from its beginning. This is so if `is_same` is false, or if records of the
-        local partition were sent to other partitions: each of them may have got these records up to a different
-        offset.
+        `is_same` tells whether the topic has as many partitions in the cluster as in the store. If it is false, the
+        result is empty. The result also lacks each local partition whose records went to a partition with another
+        number: the partitions in the cluster may then have its records up to different offsets. The caller reads a
+        local partition that is not in the result from its beginning.
         """
         found = {}
         for each in self._topic.partitions if is_same else ():

@@ -209,7 +209,7 @@ class TranslationMap:
 
     @contextmanager
     def _naming_path(self) -> Iterator[None]:
-        """Set the file name of an `OSError` raised in the context to the map's path: ENOSPC is raised without one."""
+        """Set the file name of an `OSError` raised in the context to the path of the map. ENOSPC has no file name."""
         try:
             yield
         except OSError as error:
@@ -217,7 +217,7 @@ class TranslationMap:
             raise
 
     def __contains__(self, topic: str) -> bool:
-        """Whether the map has lines for a topic, or had some before `keep_sent` removed those of unsent records."""
+        """Whether the map has, or had, lines for a topic. `keep_sent` may have removed them."""
         return any(each == topic for each, _, _ in self._runs)
 
     def begin(self, topic: str, topic_id: str) -> None:
@@ -268,8 +268,8 @@ class TranslationMap:
     def keep_sent(self, topic: str, ends: Mapping[int, int]) -> None:
         """Remove a topic's lines for records that were not sent.
 
-        `ends` maps each partition in the cluster to its log end offset there. Raises `ClusterError` if the lines
-        that are kept for a partition do not end there: another program has written records, or lines are missing.
+        `ends` maps each partition in the cluster to its log end offset. Raises `ClusterError` if the lines kept for
+        a partition do not end at this offset: another program has written records, or lines are missing.
         """
         self._check_whole(topic, ends)
         last: dict[int, int] = {}
@@ -297,7 +297,7 @@ class TranslationMap:
         """Raise `ClusterError` if lines of a topic are missing or out of order.
 
         For each pair of a local partition and one in the cluster, the local offsets of the lines must ascend. For
-        each partition in the cluster, the offsets of the lines in the cluster must be contiguous, and the partition
+        each partition in the cluster, the offsets that the lines have in it must be contiguous, and the partition
         must be a key of `ends`.
         """
         there: dict[int, list[Run]] = {}

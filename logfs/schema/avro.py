@@ -95,7 +95,7 @@ def _parse(
 
 
 def _plain(value: Any) -> Any:
-    """Return the text for bytes, a decimal, a date or a time, for `orjson.dumps`, which cannot write them as needed.
+    """Return bytes, a decimal, a date or a time as text. `orjson.dumps` calls this for such values.
 
     Raises `TypeError` for other types.
     """

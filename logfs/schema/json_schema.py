@@ -1,4 +1,7 @@
-"""Data of JSON Schema, which are JSON already. They are checked to be JSON, but not to conform to the schema."""
+"""Puts data of Confluent's JSON Schema serializer, which are JSON, on one line.
+
+The data are checked to be JSON. They are not checked against the schema.
+"""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Registry:
     """A source of schemas: a schema registry."""
 
     def __init__(self, url: str) -> None:
-        """Use the registry at `url`, without a request yet.
+        """Prepare to use the registry at `url`. No request is sent yet.
 
         Raises `SchemasUnavailable` if the URL has a user, a query or a fragment, or has no host.
         """
@@ -147,7 +147,10 @@ class Registry:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the message of the innermost cause of an error, without the Python object before the message."""
+    """Return the message of the innermost cause of an error.
+
+    The text up to the last colon of the message, such as that of a Python object, is left out.
+    """
     reason: BaseException = error
     while isinstance(inner := getattr(reason, "reason", None) or _argument(reason), BaseException):
         reason = inner

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class BatchReader(DataSourceReader):
-    """The reader of one batch query. `partitions` fixes the end offsets; records appended after it are not read."""
+    """The reader of one batch query. `partitions` fixes the end offsets, so records appended later are not read."""
 
     def __init__(self, schema: StructType, options: ReadOptions) -> None:
         check_schema(schema)
@@ -81,7 +81,7 @@ class BatchReader(DataSourceReader):
         ]
 
     def read(self, partition: Split) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
-        """In a task: return the records of a split as Arrow batches, in the order of the split's parts.
+        """In a task: return the records of a split as Arrow batches, in the order of the ranges in the split.
 
         Raises `DataLoss` for records that were deleted after the query was planned, `Corrupt` for damage, `NotOnHost`
         if this machine does not have the planned files, and `OSError`.

@@ -22,7 +22,7 @@ _ARROW_TYPE = pa.struct([("schema_id", pa.int32()), ("json", pa.string()), ("err
 
 
 def decode(column: Column | str, schemas: str) -> Column:
-    """Return the result of `logfs.spark.decode`. Executors must have access to `schemas`, because they read it."""
+    """Return the column of structs that `logfs.spark.decode` describes. The executors read `schemas`."""
     place = schemas if "://" in schemas else os.path.abspath(schemas)
 
     @arrow_udf(_TYPE)  # type: ignore[untyped-decorator]

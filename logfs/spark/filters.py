@@ -130,7 +130,7 @@ class PushedFilters:
         return is_exact
 
     def wanted(self, reader: Reader, first: int, end: int) -> Ranges:
-        """Return those ranges of the offsets [first, end) whose records in `reader` may pass the filters."""
+        """Return the ranges of offsets in [first, end) at which records of `reader` may pass the filters."""
         number = reader.partition
         if not _common(self.partitions, [(number, number + 1)]):
             return []

@@ -395,9 +395,9 @@ def _check_batch(starting: Limit, ending: Limit) -> None:
 
 
 def _forbid(limit: Limit, kind: PositionKind, offset: int, words: tuple[str, str]) -> None:
-    """Raise `ValueError` if a limit is of the kind `kind`, or if it has `offset` for a partition.
+    """Raise `ValueError` if `limit` is of the kind `kind`, or if it gives a partition the offset `offset`.
 
-    `words` are the beginnings of the messages for these two errors.
+    `words` has the beginnings of the messages for these two errors, in this order.
     """
     after = f" can't be {kind.value} for batch queries on Kafka"
     if limit.kind is kind:

@@ -85,7 +85,8 @@ def report_loss(
 ) -> None:
     """Raise `DataLoss` if `fail` (the option failOnDataLoss) is true, else log a warning.
 
-    Both messages end in `otherwise`, which says what the query does if the option is false.
+    `message` says what is lost. `otherwise` says what the query does if the option is false; it continues a sentence
+    that begins with "set the option failOnDataLoss to false".
     """
     if fail:
         raise DataLoss(f"{message}; set the option failOnDataLoss to false {otherwise}")
@@ -98,9 +99,9 @@ def inside_log(
     """Return the part of the range [first, end) that is inside the log, and report the other offsets as a loss.
 
     If no offset is inside the log, the returned range is empty: its start is at or above its end. A loss raises
-    `DataLoss` if `fail` is true, otherwise it is logged as a warning. Only offsets below the log start offset or at
-    and above the log end offset are a loss, not those that compaction has removed. `where` is appended to the
-    messages: a task passes the name of its host, and the error that opening the planned file raised.
+    `DataLoss` if `fail` is true, otherwise it is logged as a warning. Offsets below the log start offset, or at or
+    above the log end offset, are a loss. Offsets that compaction has removed are not. `where` is appended to the text
+    of the error or warning: a task passes its host's name and the error that it got when it opened the planned file.
     """
     start, log_end = reader.log_start_offset, reader.log.state.log_end_offset
     if first < start:
@@ -269,8 +270,8 @@ def _columns_again(
 ) -> Iterator[Columns]:
     """Yield the records of a part from the current files of the log, after the planned file could not be opened.
 
-    Compaction may have replaced the planned file, or retention may have deleted it. `gone` is the error that was
-    raised when it was opened.
+    Compaction may have replaced the planned file, or retention may have deleted it. `gone` is the error that the
+    attempt to open the planned file raised.
     """
     segment_split, fail = part.segment_split, options.fail_on_data_loss
     directory = as_path(segment_split.segment.directory)
@@ -307,9 +308,9 @@ def _columns_again(
 def _is_deleted(planned: SegmentDescriptor, gone: Gone) -> bool:
     """Whether the partition of a planned file was deleted, recreated or moved away after the query was planned.
 
-    Raises `NotOnHost` if this machine does not have the planned log directory. If the partition's directory is
-    missing, also raises `NotOnHost` if the log directory's recovery point checkpoint still lists the partition, or is
-    missing or damaged.
+    Raises `NotOnHost` if this machine does not have the planned log directory. A missing partition directory is
+    compared with the checkpoint of recovery points: `NotOnHost` is also raised if this checkpoint still lists the
+    partition, or if the checkpoint is missing or damaged.
     """
     directory = as_path(planned.directory)
     log_dir = directory.parent
@@ -334,7 +335,7 @@ def _is_deleted(planned: SegmentDescriptor, gone: Gone) -> bool:
 
 
 def _identity(disk: Disk, path: Path) -> int | None:
-    """Return the identity (`Status.identity`) of a directory; None if it does not exist."""
+    """Return the inode number of a directory (in a bucket, `Status.identity`); None if it does not exist."""
     try:
         return disk.stat(path, follow=True).identity
     except (FileNotFoundError, NotADirectoryError):

@@ -111,7 +111,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return look
 
     def _report(self, message: str, **words: str) -> None:
-        """Raise `DataLoss` or, if failOnDataLoss is false, log `message` once. `splits.report_loss` gets `words`."""
+        """Raise `DataLoss` or, if failOnDataLoss is false, log `message`, unless it was logged before.
+
+        `words` are further arguments for `splits.report_loss`.
+        """
         if message not in self._reported:
             splits.report_loss(message, fail=self.options.fail_on_data_loss, **words)
             self._reported.add(message)
@@ -250,8 +253,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> dict[TopicPartition, Reader]:
         """Return the existing partitions that the query may read now. `topic_ids` are the ids that the query knows.
 
-        Recreated partitions (`_remade`) are left out. While a topic that the query knows is being recreated, its
-        partitions with the new topic id are left out, too.
+        A partition that was deleted and recreated is left out as long as it is in `_remade`. While a topic that the
+        query knows is being recreated, some of its partitions have the old topic id and others the new one. Those
+        with the new id are left out, too.
         """
         agreed = look.ids_by_topic()
         return {
@@ -402,7 +406,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return splits.read(partition, BatchMaker(arrow_schema(self.schema)), self.options)
 
     def commit(self, end: Mapping[str, Any]) -> None:
-        """Do nothing: Spark keeps the offsets in its checkpoint, and `latestOffset` commits them for the group."""
+        """Do nothing: Spark keeps the offsets in its checkpoint.
+
+        If the query commits offsets for a consumer group, `latestOffset` does so.
+        """
 
     def stop(self) -> None:
         """Close the log directories and their files."""
@@ -444,7 +451,7 @@ class RefusedStream(DataSourceStreamReader):
 
 
 def _changed(before: Mapping[str, str], now: Mapping[str, str]) -> set[str]:
-    """Return the topics whose id has changed. A topic that has an id in only one of the maps has not changed."""
+    """Return the topics whose ids in `before` and `now` differ; a topic that has no id in one of them is left out."""
     return {topic for topic, topic_id in before.items() if now.get(topic, topic_id) != topic_id}
 
 

@@ -293,8 +293,8 @@ def resolve(
     """Convert the start or the end of a read to an offset for each partition in `readers`.
 
     A timestamp later than all records becomes the log end offset if `latest_if_no_match` is true, else it raises
-    `ValueError`. Also raises `ValueError` if `limit` has offsets or timestamps by partition, but not for exactly the
-    partitions in `readers`.
+    `ValueError`. If `limit` has an offset or timestamp for each partition, its partitions must be those in `readers`,
+    else `ValueError` is raised.
     """
     if limit.kind is PositionKind.EARLIEST:
         return {name: reader.log_start_offset for name, reader in readers.items()}
@@ -341,9 +341,9 @@ def _at_time(
 def ranges(
     start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int]
 ) -> Sequence[tuple[TopicPartition, int, int]]:
-    """Return (partition, start offset, end offset) for each partition in both maps, sorted by partition.
+    """Return (partition, start offset, end offset) for each partition in both `start` and `end`, sorted by partition.
 
-    Empty ranges are left out.
+    Partitions whose range of offsets is empty are left out.
     """
     return [
         (name, start[name], end[name])

@@ -32,7 +32,10 @@ class NotOnHost(LogfsError):
 
     @classmethod
     def because(cls, reason: object, host_name: str | None = None) -> NotOnHost:
-        """Return the error for a host, by default this host. `reason` names a file and says how it differs there."""
+        """Return a `NotOnHost` that names a host, by default this host.
+
+        `reason` is the beginning of its text: it names a file, and says what is wrong with the file on that host.
+        """
         return cls(
             f"host {host_name or host()}: {reason}, unlike on the driver: mount the same files under the same path "
             "on this host, or find out what removed them"
@@ -43,9 +46,10 @@ class NotOnHost(LogfsError):
 def short_errors() -> Iterator[None]:
     """In a worker: make Spark show a `LogfsError`, `ValueError` or `OSError` by its message, without a traceback.
 
-    Use it as a context manager or as a decorator. It sets an environment variable, which affects only this error:
-    Spark formats the error outside of the context, and then ends this process. In a batch query, tracebacks are shown
-    nevertheless if the setting spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled is false.
+    Use it as a context manager or as a decorator. At such an error it sets an environment variable of this process.
+    This affects no later error, because Spark reports the error and then ends the process. In a batch query, Spark
+    shows the traceback nevertheless if the setting spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled is
+    false.
     """
     try:
         yield

@@ -82,9 +82,9 @@ class Groups:
     def committed(self, group: str, name: str) -> OffsetCommit | None:
         """Return the commit of a group for a partition, or None if there is none.
 
-        Raises `InvalidName` and `OSError`. If no commit is found, but a partition of `__consumer_offsets` cannot be
-        read, raises `PartitionFailed` (the partition is offline) or `InvalidStore` (a log directory of the store
-        that is not open here has such a partition, or is missing).
+        Raises `InvalidName` and `OSError`. If no commit is found, also raises `PartitionFailed` if a partition of
+        `__consumer_offsets` is offline, and `InvalidStore` if the commit may be in another log directory of the
+        store: one that is missing, or one that is not open here and has a partition of `__consumer_offsets`.
         """
         wanted = names.parse_directory(name)
         with self._following():

@@ -105,7 +105,10 @@ class InternalTopic:
         return registry.writable(name)
 
     def check_online(self, *names: str) -> None:
-        """Raise `PartitionFailed` if one of the partitions `names`, by default all of the topic, is offline."""
+        """Raise `PartitionFailed` if one of the partitions `names` is offline.
+
+        Without `names`, all partitions of the topic are checked.
+        """
         offline = self.registry.offline.copy()
         for name in partitions_of(self.topic, offline):
             if not names or name.directory in names:
@@ -154,8 +157,8 @@ class Replay:
     def catch_up(self) -> None:
         """Read the new records, or the whole log again after a truncation or a compaction of unread records.
 
-        A new generation of the log shows a truncation. Compaction begins at the first segment, so it may have removed
-        unread records only if the segment that was active at the last call is gone.
+        A truncation changes the log's number `generation`. Compaction begins at the first segment, so it may have
+        removed unread records only if the segment that was active at the last call is gone.
         """
         log = self.log
         log.refresh()

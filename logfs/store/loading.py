@@ -260,11 +260,11 @@ class PartitionLoader:
                 registry.unloaded[name] = UnloadedPartition(parsed, home, home.path / name)
 
     def follow(self, name: str) -> Log | None:
-        """Return a partition of a read-only store, even one that is not listed; None if it is missing.
+        """Return a partition of a read-only store, even one that the store does not list; None if it is missing.
 
-        The partition may be excluded by the argument `only`, or be in a log directory that is not open here. The
-        result is not the object in `PartitionRegistry.partitions`, and no lock of the registry is needed. Only one
-        thread at a time may call this. Raises the errors of a load.
+        The store does not list a partition that the argument `only` excludes, or that is in a log directory that is
+        not open here. The result is an object of its own, also if `PartitionRegistry.partitions` has one for the
+        partition. The caller needs no lock, but only one thread at a time may call this. Raises the errors of a load.
         """
         log_dirs = {log_dir.path: log_dir for log_dir in self._registry.working}
         for path in self._registry.missing_log_dirs:
@@ -468,7 +468,7 @@ class PartitionLoader:
         self._progress(work.name, work.done_bytes, work.total_bytes)
 
     def refresh(self, log_dirs: Sequence[LogDir]) -> None:
-        """Bring a read-only store up to date with the partitions that these log directories have now.
+        """Bring a read-only store up to date with the partitions that `log_dirs` have now.
 
         Drops partitions that were deleted or replaced, and applies the log start offsets in the checkpoints. Adds
         new partitions, and offline ones whose directory has changed, to `unloaded`. The caller must hold

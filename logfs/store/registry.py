@@ -149,7 +149,7 @@ class PartitionRegistry:
         return len({*self.unloaded, *self.partitions} - self.included)
 
     def writable(self, name: str) -> Partition:
-        """Return a partition for changes. Raises the errors of `self[name]`, and `NotWritable` if read-only."""
+        """Return a partition for changes. Raises the errors of `self[name]`; in a read-only store, `NotWritable`."""
         return writable(self[name])
 
     def written(self) -> dict[str, Partition]:

@@ -374,10 +374,11 @@ class Commits:
         """Remove from the commit file the place where a decided commit's batches begin in the partition `name`.
 
         The place is an offset and a position (bytes) in the log. The next opening searches there for batches that a
-        crash has left, and regards the commit as done if the log start or the cleaner offset is above the place. A
-        change of the log that is not an append would make that search and that check wrong, so this must be called
-        before it. When a commit without a place is carried out, it gets a new place. If this raises `LogfsError` or
-        `OSError`, the log must not be changed. Raises `WouldBlock` in a thread that must not wait.
+        crash has left. It regards the batches as appended if the log start or the cleaner offset is above the place.
+        Compaction, a truncation or a new log start would mislead the next opening. So this must be called before each
+        change of the log that is not an append. If this raises `LogfsError` or `OSError`, the log must not be
+        changed. When the batches are appended later, they get a new place. Raises `WouldBlock` in a thread that must
+        not wait.
         """
         if name not in self.partitions():
             return
@@ -403,8 +404,9 @@ class Commits:
         """Compare a partition's log with the commits that are decided but not done.
 
         This must be called before the partition is loaded. `directory` is the partition's directory in `log_dir`. A
-        part whose batches are all in the log is recorded as done. Otherwise batches that a crash has left at the
-        place of the part are cut off. Return whether files of the partition may have been changed. When a store is
+        commit has one part (`CommitPart`) for each partition. If all batches of the part are in the log, the part is
+        recorded as done. Otherwise batches that a crash has left where the part's batches begin are cut off, unless
+        other batches are there, too. Return whether files of the partition may have been changed. When a store is
         opened, the partitions of decided commits are loaded one by one before any others, so only one thread at a
         time changes the commit file here.
         """

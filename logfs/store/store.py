@@ -78,7 +78,7 @@ def _disk_for(log_dirs: Iterable[str | os.PathLike[str]], *, read_only: bool) ->
 
 @contextmanager
 def _logged(what: str) -> Iterator[None]:
-    """Log the errors of work that upkeep repeats."""
+    """Log and suppress a `LogfsError` or `OSError` of the work in this context: upkeep repeats the failed work."""
     try:
         yield
     except (LogfsError, OSError) as error:
@@ -277,7 +277,7 @@ class Store:
         return self.registry.find(name)
 
     def writable(self, name: str) -> Partition:
-        """Return a partition for changes. Raises the errors of `store[name]`, and `NotWritable` if read-only."""
+        """Return a partition for changes. Raises the errors of `store[name]`; in a read-only store, `NotWritable`."""
         return self.registry.writable(name)
 
     def create(

@@ -143,10 +143,10 @@ class Transactions:
     def finish(self) -> None:
         """Write the missing markers of decided transactions, and abort open transactions that nobody continues.
 
-        Nobody continues the transactions that an earlier process began. Those of a broker's producers may continue
-        until their timeout has passed. Transactions that this object has begun are left alone. If a transaction
-        cannot be ended, the error is logged, and the next call tries again. Raises `OSError` if `__transaction_state`
-        cannot be read.
+        Nobody continues a transaction that an earlier process of logfs began. A transaction that a broker's producer
+        began may continue until its timeout has passed. Transactions that this object has begun are left alone. If a
+        transaction cannot be ended, the error is logged, and the next call tries again. Raises `OSError` if
+        `__transaction_state` cannot be read.
         """
         with self._registry.disk.hold(self._lock):
             for state in self._states().values():

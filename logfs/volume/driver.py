@@ -184,7 +184,10 @@ class VolumeDriver:
             self._end_unused(volume.options)
 
     def _end_unused(self, options: VolumeOptions) -> None:
-        """End the mount of `options` if no id uses it. The caller must hold the lock of its log directory."""
+        """Unmount the log directory in `options` if no id uses this mount (read-only or writable, as in `options`).
+
+        The caller must hold the lock of the log directory.
+        """
         with self._lock:
             used = [
                 each

@@ -96,7 +96,7 @@ def _size(text: str) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Dump each file, then print the findings of all files. Return 1 if there was an error, or a finding is one."""
+    """Dump each file, then print the findings of all files. Return 1 after an error, or if a finding is an error."""
     from logfs.cli.dump.job import DumpJob
 
     names = arguments.names + arguments.files

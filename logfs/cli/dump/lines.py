@@ -100,7 +100,7 @@ def _words(name: str, value: Any) -> str:
 
 
 def _unicode(value: Any) -> Any:
-    """Return text that is not valid UTF-8, such as a path, as bytes, and any other value unchanged."""
+    """Return text that UTF-8 cannot encode, such as some paths, as bytes, and any other value unchanged."""
     if isinstance(value, str):
         try:
             value.encode()

@@ -58,7 +58,7 @@ def add_session(parser: argparse.ArgumentParser) -> None:
 
 @contextmanager
 def session(arguments: argparse.Namespace, job: str) -> Iterator[SparkSession]:
-    """Start a Spark session for the job named `job`, and stop the session at the end.
+    """Start a Spark session for the job named `job`, and stop the session at the end of the context.
 
     `arguments` has the options `--master` and `--conf`. Raises `LogfsError` if Spark or Java is missing (the message
     has the command that installs it), for a malformed `--conf`, and if Spark does not start.

@@ -51,7 +51,7 @@ class Columns:
 
     `data` is uint8[n]; all starts and ends are positions in it. A length of -1 stands for null. `header_starts` and
     `header_ends` delimit the encoded headers of a record, `header_counts` is the number of its headers. Timestamps
-    are in ms since the epoch. `timestamp_types` has the values of `TimestampType`, which may change within a log.
+    are in ms since the epoch. `timestamp_types` has each record's `TimestampType`: the type may change within a log.
     """
 
     data: NDArray[np.uint8]

@@ -194,11 +194,12 @@ def _decompress_streams(
     read: Callable[[S, memoryview], bytes],
     error: type[Exception],
 ) -> None:
-    """Decompress the streams in `view`, one after another, in steps of `step_bytes` of input, into `output`.
+    """Decompress the streams in `view`, one after another, into `output`.
 
-    `read` passes one step to a stream and returns all output of the step, or enough to exceed the limit. Steps are
-    small because zstd's decompressor cannot bound its output: it returns all that a step expands to. A small step
-    also bounds `unused_data`, which is a copy of the rest of the step.
+    The input is read in steps of `step_bytes`. `read` passes the bytes of a step to a stream, and returns all of
+    their output, or enough to exceed the limit. Steps are small because zstd's decompressor cannot bound its output:
+    it returns all that a step decompresses to. A small step also bounds `unused_data`, a copy of the bytes of the
+    step that follow the end of the stream.
     """
     stream = open_stream()
     position = 0

@@ -213,9 +213,9 @@ def parse_batch(data: bytes | bytearray | memoryview, position: int = 0) -> Batc
 
 
 def whole_batches(data: bytes | memoryview) -> Iterator[Header]:
-    """Yield the header of each batch in `data`, of any format, without an incomplete last batch.
+    """Yield the header of each batch in `data`, of any magic. An incomplete last batch is left out.
 
-    The checksum is checked in magic 0 and 1 only. Raises `Corrupt` for a batch whose length is too small, and the
+    The CRC is checked in magic 0 and 1 only. Raises `Corrupt` for a batch whose length is too small, and the
     errors of `LegacyBatch.parse`.
     """
     position = 0

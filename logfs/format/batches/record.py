@@ -88,7 +88,7 @@ def as_records(items: Iterable[object]) -> list[Record]:
 
 
 def _is_plain(record: Record) -> bool:
-    """Whether no field needs conversion. The code is written for speed: an append calls it for each record."""
+    """Whether no field of a record needs conversion. This is written for speed: appends call it for each record."""
     if not (
         type(record.value) in _PLAIN
         and type(record.key) in _PLAIN

@@ -110,9 +110,9 @@ def table(topic: str, partition: int, columns: Columns) -> pa.Table:
 
 
 def grouped(runs: Iterable[ArrowRun]) -> Iterator[list[ArrowRun]]:
-    """Yield the runs in groups, in the same order: one group for each Arrow batch.
+    """Yield groups of runs, in the order of `runs`. The records of a group are to become one Arrow batch.
 
-    A group has at most 20,000 rows and about 2 MiB of keys, values and headers. Larger runs are split.
+    A group has at most 20,000 records and about 2 MiB of keys, values and headers. Larger runs are split.
     """
     waiting: list[ArrowRun] = []
     rows = size = 0

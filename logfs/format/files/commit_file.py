@@ -191,8 +191,9 @@ def typed(made: _Made) -> _Made:
 def checked(kind: str, value: Any) -> Any:
     """Return `value` unchanged, after a check of its type.
 
-    `kind` is the type that the value must have: "int" (of at most 64 bits), "str" or "bool". With any other `kind`
-    nothing is checked. Raises `TypeError` for another type, and `ValueError` for an integer out of range.
+    `kind` is the type that the value must have: "int" (of at most 64 bits), "str" or "bool". If `kind` is another
+    type, the value is not checked. Raises `TypeError` if the value is not of the type `kind`, and `ValueError` for an
+    integer that does not fit in 64 bits.
     """
     if kind == "int":
         # In Python a bool is also an int, but here it is the wrong type.
@@ -209,7 +210,7 @@ def checked(kind: str, value: Any) -> Any:
 
 
 def staged_name(writer: str, sequence: int, unique: str) -> str:
-    """Return a name for a new staged file.
+    """Return a name for a new staged file, which holds batches for a commit.
 
     `writer` is the name of the writer, `sequence` the writer's number for the commit. `unique` distinguishes several
     attempts at the same commit.
@@ -230,8 +231,9 @@ def is_staged_name(name: str) -> bool:
 def is_over(name: str, writers: dict[str, Writer]) -> bool:
     """Whether a staged file is no longer needed: its commit, or a later commit of the same writer, is complete.
 
-    The file's name `name` identifies the writer and the `sequence` of the file's commit. `writers` maps the name of
-    each writer to the writer's last completed commit. The result is False if the file's writer is not in `writers`.
+    The file's name `name` contains a hash of the writer's name, and the sequence number of the commit. `writers` maps
+    the name of each writer to the writer's last completed commit. The result is False if the file's writer is not in
+    `writers`.
     """
     digest, _, rest = name.partition("-")
     sequence = rest.partition("-")[0]

@@ -1,4 +1,4 @@
-"""Loops over bytes that numba compiles, and that run without the GIL. Only this folder's modules import numba.
+"""Kernels: loops over bytes, which numba compiles and which run without the GIL. Only this folder imports numba.
 
 - `kernel`: the decorator that compiles a loop.
 - `json_kernels`: measure and write numbers and strings of JSON.

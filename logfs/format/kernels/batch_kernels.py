@@ -598,9 +598,9 @@ def scan_batches(data: Bytes, first_offset: int, gaps: bool, rows: Int64s) -> tu
       next offset exceeds an int64.
     - Its base offset is not the expected one: `first_offset` for the first batch, then the offset after the batch
       before. With `gaps` the base offset may also be higher.
-    - Its number of records differs from its number of offsets, and it is followed by bytes that are too few for a
-      header, or that begin with a base offset below the batch's next offset. Such a batch may claim offsets of the
-      next batch, which the caller must find out.
+    - Its number of records differs from its number of offsets, and the bytes after it are either too few for a
+      header or begin with a base offset below the batch's next offset. The range of offsets in the batch's header may
+      then include offsets of the next batch; the caller must check this.
     """
     count = 0
     position = 0
@@ -645,7 +645,7 @@ def scan_batches(data: Bytes, first_offset: int, gaps: bool, rows: Int64s) -> tu
 
 
 def _crc_tables() -> NDArray[np.uint64]:
-    """Return lookup tables: table[n, byte] is the CRC-32C of the byte and n zero bytes, without bit inversion."""
+    """Return uint64[8, 256]: [n, b] is the CRC-32C, without its bit inversions, of the byte b and n zero bytes."""
     tables = np.zeros((8, 256), np.uint64)
     tables[0] = np.arange(256)
     for _ in range(8):

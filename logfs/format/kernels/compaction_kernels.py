@@ -295,8 +295,8 @@ def select_records(
 
     - DROP: no record stays.
     - KEEP: all records stay.
-    - SELECT: of the records up to the offset `latest`, only the newest of each key, according to `slots`, stays.
-      A record up to `latest` without a key does not stay. Later records, which `slots` does not cover, all stay.
+    - SELECT: a record up to the offset `latest` stays only if it has a key and is, according to `slots`, the newest
+      record with this key. Records after `latest`, which `slots` does not cover, all stay.
     - SELECT_EXPIRED: as SELECT, but no record up to `latest` with a null value stays.
 
     kept[n] becomes the number of records of span n that stay, and nulls[n] the number of these that have a null

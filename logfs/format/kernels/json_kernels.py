@@ -115,7 +115,10 @@ def _is_utf8(data: Bytes, position: int, end: int) -> bool:
 
 @inlined_kernel
 def copy_plain(source: Bytes, target: Bytes, length: int) -> bool:
-    """Copy `length` bytes. Return whether they need no escapes in JSON: all are ASCII from 32 on, not `"` or `\\`."""
+    """Copy `length` bytes from the start of `source` to the start of `target`.
+
+    Returns whether the bytes can be in a JSON string as they are: all are in 32 to 127, and none is `"` or `\\`.
+    """
     found = np.uint8(0)
     for index in range(length):
         byte = source[index]

@@ -118,7 +118,7 @@ def _source(path: Path) -> tuple[bytes, list[Path]]:
 
 @cache
 def _take_from_installation(module: Path, user_cache: Path) -> None:
-    """Copy a module's compiled kernels from the installation to `user_cache`, unless the copies there are as new.
+    """Copy a module's compiled kernels from the installation to `user_cache`: the files missing or outdated there.
 
     Without the copies, users who cannot write into the installation would have to compile all kernels again. numba
     ignores a copied file that was made on another processor, by another version of numba or from other sources.

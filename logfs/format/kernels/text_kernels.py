@@ -398,8 +398,8 @@ def _repeat_head(
 def _put_header_texts(out: Bytes, position: int, data: Bytes, at: int, end: int) -> int:
     """Write the encoded headers data[at:end], which begin with their count, to `out` as JSON.
 
-    Returns the position in `out` after the JSON. Returns BAD_LENGTH if the headers are malformed, or if the JSON and
-    the end of the envelope may not fit in `out`.
+    Returns the position in `out` after the JSON. Returns BAD_LENGTH if the headers are malformed, or if `out` may be
+    too short for the JSON and the end of the envelope.
     """
     count, at = get_varint(data, at, end, 5)
     if at < 0 or count < 0 or count > end - at:
@@ -433,7 +433,7 @@ def _put_fields(out: Bytes, position: int, data: Bytes, at: int, end: int) -> in
     """Write the rest of a record's envelope, after `"key":`, from data[at:end].
 
     `at` is the position of the key's length, and `end` the end of the record. Returns the position in `out` after the
-    envelope, or BAD_LENGTH if `at` is negative, the record is malformed, or the envelope may not fit.
+    envelope, or BAD_LENGTH if `at` is negative, the record is malformed, or `out` may be too short for the envelope.
     """
     if at < 0:
         return BAD_LENGTH
@@ -466,7 +466,7 @@ def _put_key_and_value(
     """Write the rest of an envelope, after `"key":`, for a record that has no headers and a value that is not null.
 
     The key begins at `key` (`key_length` is -1 if it is null), the value at `start`. Returns the position in `out`
-    after the envelope, or NO_ROOM if the envelope may not fit.
+    after the envelope, or NO_ROOM if `out` may be too short for the envelope.
     """
     if key_length < 0:
         position = put_bytes(out, position, NULL_WORD)

@@ -188,7 +188,7 @@ class _MessageReader:
         self._position = position
 
     def all(self, fields: Sequence[Field]) -> dict[str, Any]:
-        """Return the values of the fields that the version has, by name.
+        """Return the fields of the whole message, as `members` does.
 
         Raises `Corrupt` if bytes follow the last field.
         """

@@ -63,11 +63,14 @@ class TransactionState(NamedTuple):
     started_ms: int = -1
 
     def key(self) -> bytes:
-        """Return the record's key. Raises `struct.error` for an id of more than 32767 bytes."""
+        """Return the key, as bytes, of a record with this state: the transactional id.
+
+        Raises `struct.error` for an id of more than 32767 bytes.
+        """
         return _KEY.encode(0, {"transactionalId": self.transactional_id})
 
     def value(self) -> bytes:
-        """Return the record's value."""
+        """Return the value, as bytes, of a record with this state."""
         topics: dict[str, list[int]] = {}
         for topic, number in self.partitions:
             topics.setdefault(topic, []).append(number)

@@ -61,7 +61,7 @@ def encode(
     """Return the envelope line of a record, newline included.
 
     `prefix` is the beginning that all envelopes of the partition share, as `prefix()` returns it. `as_json` converts
-    each key, value, header name and header value to JSON; by default it is `text`.
+    each key, value, header name and header value to JSON; the default is the function `text`.
     """
     as_json = as_json or text
     headers = b",".join(

@@ -131,7 +131,10 @@ def _literal(data: Bytes, position: int, text: Bytes) -> int:
 
 @kernel
 def _integer(data: Bytes, position: int) -> tuple[int, int]:
-    """Read a JSON integer of at most 18 digits. Return (the number, the position after it)."""
+    """Read the JSON integer at `position`. Return (the number, the position after it).
+
+    The second item is _BAD if there is no JSON integer, or if it has more than 18 digits.
+    """
     if position < 0 or position >= len(data):
         return 0, _BAD
     negative = data[position] == _MINUS
@@ -154,7 +157,8 @@ def _integer(data: Bytes, position: int) -> tuple[int, int]:
 def _string(data: Bytes, position: int, out: Bytes, written: int) -> tuple[int, int]:
     """Decode a JSON string, whose first byte after the opening quote is at `position`, to `out` from `written` on.
 
-    Returns (the end of the decoded bytes in `out`, the position after the closing quote).
+    Returns (the end of the decoded bytes in `out`, the position after the closing quote or, if the string is not
+    canonical, _BAD).
     """
     while position < len(data):
         byte = data[position]
@@ -186,9 +190,9 @@ def _string(data: Bytes, position: int, out: Bytes, written: int) -> tuple[int, 
 
 @kernel
 def _base64(data: Bytes, position: int, out: Bytes, written: int) -> tuple[int, int]:
-    """Decode base64 text to `out` from `written` on.
+    """Decode the base64 text at `position` to `out` from `written` on.
 
-    Returns (the end of the decoded bytes in `out`, the position after the text).
+    Returns (the end of the decoded bytes in `out`, the position after the text or, if it is malformed, _BAD).
     """
     while position + 4 <= len(data) and data[position] != _QUOTE:
         first, second = _BASE64[data[position]], _BASE64[data[position + 1]]
@@ -214,9 +218,10 @@ def _base64(data: Bytes, position: int, out: Bytes, written: int) -> tuple[int, 
 
 @kernel
 def _field(data: Bytes, position: int, out: Bytes, written: int) -> tuple[int, int, int]:
-    """Decode a JSON string, {"base64":"…"} or null to `out` from `written` on.
+    """Decode the JSON string, {"base64":"…"} or null at `position` to `out` from `written` on.
 
-    Returns (the number of decoded bytes, or -1 for null; their end in `out`; the position after the field).
+    Returns (the number of decoded bytes, or -1 for null; their end in `out`; the position after the field, or _BAD
+    if it is not canonical).
     """
     if position < 0 or position >= len(data):
         return -1, written, _BAD

@@ -187,7 +187,7 @@ class FormatString:
         return texts, ranges
 
     def _compiled(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """Return the literals as uint8[n], and the pieces as int64[pieces, 3], for `text_kernels.write_formatted`."""
+        """Return the format string as `literals` (uint8[n]) and `pieces` (int64[pieces, 3]) for `write_formatted`."""
         import numpy as np
 
         from logfs.format.kernels import text_kernels as kernels

@@ -130,7 +130,10 @@ def from_json(fields: Mapping[str, Any]) -> ChunkIndex:
 
 
 def number_of(fields: Mapping[str, Any], name: str) -> int:
-    """Return the field `name`. Raises `Corrupt` if it is missing or not an integer in 0..2^31 - 1."""
+    """Return the number in the field `name` of a JSON object from a manifest.
+
+    Raises `Corrupt` if the field is missing or not an integer in 0..2^31 - 1.
+    """
     value = fields.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= INT32_MAX:
         raise Corrupt(f"manifest: {name} is {str(value)[:30]!r}, not a number in 0..{INT32_MAX}")

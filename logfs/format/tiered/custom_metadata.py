@@ -1,8 +1,8 @@
 """The custom metadata (Kafka's term) that logfs adds to the description of a remote segment that it has copied.
 
-The metadata have the sizes of the segment's objects and of its text, so that a reader need not request the objects to
-know these sizes. Kafka does not interpret custom metadata. The bytes are a section of tagged fields, as in Kafka's
-flexible messages, with one field. Aiven's plugin also writes such a section, with other tags.
+The metadata have the sizes of the segment's objects and of its records as text, so that a reader need not request the
+objects to know these sizes. Kafka does not interpret custom metadata. The bytes are a section of tagged fields, as in
+Kafka's flexible messages, with one field. Aiven's plugin also writes such a section, with other tags.
 """
 
 from __future__ import annotations

@@ -115,8 +115,8 @@ def parse(value: bytes) -> MetadataRecord | None:
 def metadata_partition(partition: RemotePartition, partitions: int = PARTITIONS) -> int:
     """Return the number of the partition of `__remote_log_metadata` that has the records about `partition`.
 
-    As in Kafka, this is the partition that the default partitioner chooses for a key of four bytes: a Java hash code,
-    as a big-endian int32, of the topic id (first its low, then its high 64 bits) and the partition number.
+    As in Kafka, the default partitioner chooses this partition for a key of four bytes, a big-endian int32. This is
+    Java's hash code of three numbers: the low and the high 64 bits of the topic id, and the partition number.
     """
     high, low = divmod(partition.topic_id.int, 1 << 64)
     found = 1

@@ -23,7 +23,7 @@ A record written to `append` or `append.jsonl` may be refused for these reasons,
 6. A due or requested sync fails (`flush.messages`, O_SYNC, O_DSYNC): the records are in the log, but not durable; the
    write fails, and so do all later appends.
 
-After a storage error such as EIO, `log/disk/checked_disk` refuses all access to the whole log directory, also reads.
+After a storage error such as EIO, `log/disk/checked_disk` refuses all access to the log directory, including reads.
 
 If lines before the refused one were appended, write(2) returns their size. The program then writes the rest again,
 and this write fails with the error.

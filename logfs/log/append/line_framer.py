@@ -21,16 +21,16 @@ class LineFramer:
     """Splits the writes of one file handle, of any size, into lines and appends the lines.
 
     `carry` is the beginning of a line whose newline has not arrived yet. `skipped` is the error of a line that was
-    refused before its newline arrived, or None. The rest of such a line is refused too, but not the good lines after
-    it: a write that begins with the rest is consumed only up to the newline of the refused line, so that the next
-    write begins with the good lines.
+    refused before its newline arrived, or None. A write that has only more bytes of the refused line is refused, too.
+    A write that has the end of the refused line and then other lines is consumed up to the newline of the refused
+    line, without an append. The program then writes the other lines again.
 
     The kernel divides a write(2) of about 1 MiB or more into parts. If the first part is refused, write(2) fails, and
     the kernel does not send the other parts. They may contain the newline of the refused line, so the next write
     counts as the beginning of a new line. If a later part is refused, write(2) returns the size of the parts before
-    it, and the program writes the rest again, perhaps in smaller pieces. `refused_rest` is the end of a refused line
-    that began in an earlier part: "cd" of the line "abcd", if "ab" was the end of the part before. `refused_rest` is
-    refused each time that the program writes it.
+    it, and the program writes the rest again, perhaps in smaller pieces. If the refused line "abcd" began with "ab"
+    at the end of one part, and "cd" was in the next part, `refused_rest` is "cd" and its newline. It is refused each
+    time that the program writes it.
     """
 
     def __init__(self, partition: Partition) -> None:
@@ -150,7 +150,7 @@ class LineFramer:
         return self._nothing_appended(0, done.refused)
 
     def _is_refused_rest(self, data: bytes) -> bool:
-        """Whether a write begins with `refused_rest` or with a piece of it. If not, forget `refused_rest`."""
+        """Whether a write begins with `refused_rest` or with the next piece of it. If not, forget `refused_rest`."""
         rest, end = self.refused_rest, data.find(b"\n") + 1
         piece = data[:end] if end else data
         found = {

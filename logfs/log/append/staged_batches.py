@@ -153,7 +153,8 @@ def final_batches(disk: Disk, directory: Path, part: CommitPart) -> Iterator[Sca
     """Yield the batches of `part`, the part of a commit for one partition, as the log will have them.
 
     The first `part.skip` batches are left out. Offsets, leader epoch and, for LogAppendTime, timestamps are set. Each
-    yielded item has many batches, and its `position` is 0. Raises the errors of `read_staged`.
+    yielded item has many batches. Its `position` is 0, and not a position in a file. Raises the errors of
+    `read_staged`.
     """
     offset, skip = part.base_offset, part.skip
     for staged in part.files:
@@ -399,10 +400,10 @@ def reconcile(disk: Disk, directory: Path, part: CommitPart) -> tuple[CommitPart
 
 
 class _ExistingBatches:
-    """The .log files of a partition from the place of a commit's `part` on, compared with the part's batches.
+    """Compares the batches of `part`, the part of a commit for one partition, with the partition's .log files.
 
-    `matched` counts the batches of the part that are in the files, up to the first that is not: then `differs` is
-    True.
+    The comparison begins at the place of the part. `matched` is the number of batches that were equal in the files.
+    `differs` becomes True at the first batch that is not; the batches after that one are not compared.
     """
 
     def __init__(self, disk: Disk, directory: Path, bases: Sequence[int], part: CommitPart) -> None:

@@ -74,9 +74,10 @@ def check_partitions(topic: str, partitions: Sequence[Log]) -> None:
 
 
 class TopicLineFramer(LineFramer):
-    """A `LineFramer` for the partitions of a topic; `partition` gets the next record without a key.
+    """A `LineFramer` whose lines go to the partitions of a topic. `partition` is the one for the next line.
 
-    The offsets in the results are not offsets of a log: they number the records of one call from 0.
+    In the subclass for envelopes, `partition` is the one for the next record without a key. The offsets in the
+    results are not offsets of a log: they number the records of one call from 0.
     """
 
     def __init__(self, partitions: Sequence[Partition], partitioner: Partitioner) -> None:

@@ -56,9 +56,9 @@ _KEPT_BITS = 0x7F
 class CleanedTransactions:
     """The state of all transactions while a log is read from some segment on (Kafka's CleanedTransactionMetadata).
 
-    `aborted` has the entries of all transaction indexes of the log, also of the segments that are not read. `kept`
-    collects the aborted transactions of which data was read before the marker: the transaction index of the new
-    segment gets them. The caller must clear `kept` before each new segment.
+    `aborted` has the entries of all transaction indexes of the log, including those of segments that are not read.
+    `kept` collects the entry of each aborted transaction whose abort marker was read after some of its data. The
+    transaction index of the new segment gets these entries. The caller must clear `kept` before each new segment.
     """
 
     def __init__(self, aborted: Iterable[AbortedTransaction]) -> None:

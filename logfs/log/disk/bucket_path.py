@@ -1,4 +1,4 @@
-"""The URL of a bucket as a path, so that a bucket can be given instead of a log directory."""
+"""The URL of a bucket of an object store as a `Path`, so that a bucket can take the place of a log directory."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def cache_directory(kind: str) -> Path | None:
 
 
 def private_name(path: Path) -> Path:
-    """Return the name of a temporary file for `path` that no other thread or process uses."""
+    """Return the path of a temporary file beside `path`. No other thread or process gets the same path."""
     return path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
 
 

@@ -83,7 +83,10 @@ class CheckedDisk(Disk):
         return self.failure
 
     def disown(self, owner: int) -> None:
-        """Refuse every call from now on, in a forked child: the parent process `owner` has the directory's lock."""
+        """Refuse every file operation from now on, because this process is a forked child without the lock.
+
+        The parent process `owner` has the lock of the log directory.
+        """
         self.is_disowned = True
         # Other threads of the parent, which may hold `naming` or be in a changing call, do not exist in the child.
         self.naming = make_rlock(Level.NAMING)
@@ -166,7 +169,10 @@ class CheckedDisk(Disk):
 
 
 def _passed_on(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that calls the wrapped disk's method `name` through `call` (`CheckedDisk.change`, say)."""
+    """Return a method that calls the method `name` of the wrapped disk by means of `call`.
+
+    `call` is a method of `CheckedDisk`, such as `change`, or `_unchecked`.
+    """
 
     def method(self: CheckedDisk, *arguments: Any, **named: Any) -> Any:
         return call(self, getattr(self.disk, name), *arguments, **named)

@@ -191,10 +191,10 @@ class Disk:
         self._set_loop_thread(-1)
 
     def share_blocking(self, other: Disk) -> None:
-        """Let reads of `other` wait for it only in the threads in which reads of this disk may.
+        """Make reads of the disk `other` raise `WouldBlock` in the same thread as reads of this disk.
 
-        The present state applies to `other` at once, and so does each later call of `forbid_blocking` or
-        `allow_blocking` on this disk.
+        The present state of this disk applies to `other` at once, and so does each later call of `forbid_blocking`
+        or `allow_blocking` on this disk.
         """
         self._others.append(other)
         other._set_loop_thread(self._loop_thread)

@@ -1,4 +1,4 @@
-"""A file that is known by its directory and its name."""
+"""A base class for objects with a path, which stores the path as two strings to save memory."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ if TYPE_CHECKING:
 
 
 class NamedFile:
-    """An object with a `path` that takes little memory: a store may have 100,000 segments, with five files each.
+    """The base class of objects with a `path`, such as segments and indexes.
 
-    Each access to `path` makes a new `Path`. All files in a directory share the text of the directory.
+    It takes little memory, because a store may have 100,000 segments, with five files each. Each access to `path`
+    makes a new `Path`. All files in a directory share one string for the directory.
     """
 
     _place: tuple[str, str]

@@ -180,9 +180,9 @@ class LivePartition(Log):
         clock: Callable[[], int],
         load: Callable[[], Loaded],
     ) -> None:
-        """Call `load` once, and make the partition from its result, whose segments are of the class `LiveSegment`.
+        """Make the partition from the result of `load`, which is called once.
 
-        The errors of `load` pass through.
+        The segments in the result must be of the class `LiveSegment`. Raises the errors of `load`.
         """
         began_ns = time.time_ns()
         before, is_settled = disk.stat_settled(directory)
@@ -302,7 +302,7 @@ class LivePartition(Log):
             return False
 
     def is_unchanged(self) -> bool:
-        """Whether the files are surely as they were at the last `refresh`; always False if some are in a bucket."""
+        """Whether the files certainly have not changed since `refresh`; always False if some are in a bucket."""
         is_local = not self.disk.is_remote and not self.is_tiered
         return is_local and self._is_up_to_date()
 
@@ -315,10 +315,10 @@ class LivePartition(Log):
         return directory.mtime_ns == self._seen_directory and log == self._seen_log
 
     def _stat_log(self, since_ns: int | None = None) -> tuple[tuple[int, int, int], bool]:
-        """Return (inode, size, mtime) of the last .log file, and whether the mtime shows all changes since a time.
+        """Return (inode, size, mtime) of the last .log file, and whether each later change will alter the mtime.
 
-        The time is `since_ns` (ns since the epoch), or now if that is None. In a bucket the file does not change, and
-        the result is constant.
+        With `since_ns` (ns since the epoch), the second item is about all changes after that time. In a bucket the
+        file does not change, and the result is constant.
         """
         if self.disk.is_remote:
             return (0, 0, 0), True

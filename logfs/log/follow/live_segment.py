@@ -405,7 +405,10 @@ class LiveSegment(Segment):
         return measured
 
     def _measure(self, now: SegmentEnd) -> SegmentEnd:
-        """Return `now` with its text size, from the text index. Reads the part of the log that the index lacks."""
+        """Return `now`, an end of this segment, with the size of the text up to it, from the text index.
+
+        Reads the part of the log that the text index lacks.
+        """
         # Use a copy of this object with the same files, whose end does not move meanwhile.
         still = self.detached()
         still._end = now
@@ -420,10 +423,11 @@ class LiveSegment(Segment):
         return self._measured
 
     def _index_text(self, still: Segment, now: SegmentEnd) -> None:
-        """Extend the text index to `now`, the end of the copy `still`.
+        """Extend the text index up to `now`, an end of this segment.
 
-        For a sealed segment, the index is loaded from the cache directory or saved there. The index object is
-        replaced and not changed, because readers use it without a lock.
+        `still` is a copy of this segment that ends at `now` and does not grow. For a sealed segment, the index is
+        loaded from the cache directory or saved there. The index object is replaced and not changed, because readers
+        use it without a lock.
         """
         is_sealed = self.next_base is not None or self._disk.is_remote
         before, still.text_index = self.text_index, self._another_text_index()
@@ -445,7 +449,7 @@ class LiveSegment(Segment):
         self._watch_indexes()
 
     def _another_text_index(self) -> TextIndex:
-        """Return a new `TextIndex` object for the same file."""
+        """Return a new `TextIndex` object for the file of the present `text_index`."""
         index = self.new_indexes()[2]
         index.source, index.is_growing = self.text_index.source, self.text_index.is_growing
         index.recreate = self.text_index.recreate

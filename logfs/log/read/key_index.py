@@ -415,7 +415,10 @@ class KeyIndex:
     # Used by `audit`.
 
     def _words(self) -> NDArray[np.uint64]:
-        """Return uint64[keys, 3], in offset order: the hash (2 words) and offset + 1 of each key that has a value."""
+        """Return uint64[keys, 3], in offset order: each key's hash (2 words) and its newest record's offset + 1.
+
+        Leaves out keys whose newest record has a null value or is below the log start offset.
+        """
         from logfs.log.read.key_tables import MemoryTable
 
         with self._lock:

@@ -146,7 +146,7 @@ class FileTable:
         """Return the entry of the key whose hash is the words `first` and `second`; 0 if there is none.
 
         Entries are those of `MemoryTable.get`. `disk` decides whether the calling thread may wait for the disk: if
-        not, `WouldBlock` is raised. Raises also `OSError`, and `Corrupt` if the file is damaged.
+        not, `WouldBlock` is raised. Also raises `OSError`, and `Corrupt` if the file is damaged.
         """
         low, high, count = int(first), int(second), self.header.slots
         at = ((low >> 32) * count) >> 32

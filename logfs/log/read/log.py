@@ -88,7 +88,7 @@ class Log(Reader):
 
     @property
     def log(self) -> Log:
-        """The log itself, which shows all of its records."""
+        """This object: it is the log with all of its records."""
         return self
 
     # The published state, which readers see (module `log_state`).

@@ -6,9 +6,9 @@ is appended late, with an earlier time, must not move text that readers have see
 slices. A slice has the records that were appended to all logs between two checks of their ends, merged by time, and
 never changes.
 
-A read in the middle of a large slice does not merge the slice from its beginning. It begins at a time T: the latest
-time for which the slice's records with times >= T begin at or before the wanted byte. The time indexes and text
-indexes of the logs tell where these records begin.
+A read in the middle of a large slice does not merge the slice from its beginning, but from a time T on. The slice's
+records with times >= T are the end of its text, and T is the latest time for which this end contains the wanted byte.
+The time indexes and text indexes of the logs tell where these records begin.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Slice(NamedTuple):
     """A part of the merged text: of each log n, the records with offsets in [firsts[n], ends[n]).
 
     The slice begins at byte `start` of the merged text. The records of log n begin at byte `places[n]` of the log's
-    own text. `reached[n]` is at least the greatest timestamp (ms) in log n before these records.
+    own text. In the merged text, no earlier record of log n has a timestamp (ms) above `reached[n]`.
     """
 
     start: int

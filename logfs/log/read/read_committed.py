@@ -112,7 +112,7 @@ class CommittedText:
 
     @property
     def size(self) -> int:
-        """The current size of the view in bytes. Getting it may read the log, to find ranges that are now hidden."""
+        """The current size of the view in bytes. Computing it may read the log, to find new hidden ranges."""
         state = self._reader.state
         stable = state.log_end_offset
         if self._all.is_behind_truncation:
@@ -182,9 +182,9 @@ class CommittedText:
         return b"".join(parts)
 
     def position_of(self, offset: int) -> int:
-        """Return the position in the view, in bytes, at which the shown records from `offset` on begin.
+        """Return the byte position in the view of the first shown record with an offset of at least `offset`.
 
-        `offset` is at most the last stable offset.
+        If there is none, this is the end of the text. `offset` is at most the last stable offset.
         """
         _ = self.size
         return self._without_hidden(self._all.position_of(offset))
@@ -223,7 +223,7 @@ class CommittedText:
         return at < self._hidden_ranges[self._range_at(at)].end
 
     def _range_at(self, at: int) -> int:
-        """Return the number of the last hidden range that begins at or before byte `at` of all records' text."""
+        """Return the index of the last hidden range that begins at or before byte `at` of the text of all records."""
         return bisect_right(self._hidden_ranges, at, key=lambda each: each.start) - 1
 
     def _without_hidden(self, at: int) -> int:
@@ -344,8 +344,9 @@ Text = TextView | CommittedText
 def _aborted_between(start: int, end: int, *several: Sequence[Segment]) -> Aborted:
     """Return the aborted transactions that may have records in [start, end).
 
-    Each list in `several` must begin with the segment that holds `start`. Includes transactions whose abort markers
-    are at or after `end`.
+    `several` are lists of adjacent segments, whose transaction indexes are searched. Each list must begin with the
+    segment that holds `start` or, if that has left the log, with the first one after it. Includes transactions whose
+    abort markers are at or after `end`.
     """
     found: dict[int, set[tuple[int, int]]] = {}
     for segments in several:
@@ -358,7 +359,11 @@ def _aborted_between(start: int, end: int, *several: Sequence[Segment]) -> Abort
 def _entries_between(
     start: int, end: int, segments: Sequence[Segment]
 ) -> Iterator[AbortedTransaction]:
-    """Yield aborted transactions with markers at or above `start`; stop when all others begin at or above `end`."""
+    """Yield the aborted transactions with abort markers at or above `start`, in the order of their markers.
+
+    Stops after an entry with a `last_stable_offset` of at least `end`: each later marker ends a transaction that
+    begins at or above `end`.
+    """
     for segment in segments:
         entries = segment.txn_index.entries
         first = bisect_left(entries, start, key=lambda entry: entry.last_offset)

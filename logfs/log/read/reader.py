@@ -118,7 +118,10 @@ def _records_before(segment: Segment, offset: int) -> int:
 
 @dataclass(slots=True)
 class Traffic:
-    """Counters of a mount, for metrics, since the partition was opened: bytes read, failed appends, failed reads."""
+    """How much a mount has done with one partition since it was opened: bytes read, failed appends, failed reads.
+
+    The metrics of the mount contain these counters.
+    """
 
     bytes_out: int = 0
     failed_appends: int = 0
@@ -148,7 +151,7 @@ class Reader:
 
         @property
         def log(self) -> Log:
-            """The log with all of its records: this object, except in a `CommittedReader`, which hides some."""
+            """The `Log` with all records: for a `Log`, itself; for a `CommittedReader`, the log that it reads."""
 
         @property
         def state(self) -> LogState:
@@ -209,7 +212,10 @@ class Reader:
 
     @property
     def generation(self) -> int:
-        """A number that grows when new text views may have different bytes at the same positions than older ones."""
+        """A number that grows at each change of the log that makes new text views differ from older ones.
+
+        After such a change, a new view may have other bytes at the same positions than an older view.
+        """
         return self.log.state.generation
 
     @property
@@ -256,7 +262,10 @@ class Reader:
             )
 
     def _range(self, offset: int | None, end: int | None) -> tuple[LogState, int, int]:
-        """Return the state of the log, and the first and the end offset of a read of [offset, end) in that state."""
+        """Return the state of the log, and the first and the end offset to read in it, for a read of [offset, end).
+
+        None stands for the log start or the log end. Raises `OffsetOutOfRange`.
+        """
         log, state = self.log.state, self.state
         first = log.log_start_offset if offset is None else offset
         self.check_readable(first, log)
@@ -554,7 +563,7 @@ class Reader:
         return None
 
     def offset_of_last(self, count: int) -> int:
-        """Return the offset of the first of the last `count` records; the log start if there are fewer."""
+        """Return the offset at which the last `count` records of the log begin; the log start if it has fewer."""
         return self.until_found(self._offset_of_last, count)
 
     def _offset_of_last(self, count: int) -> int:

@@ -301,7 +301,8 @@ class TextRenderer:
         """Return the text of batches, some of which may be damaged or in old formats.
 
         The batches are those from `entry` up to byte `end` of the .log file, and their text is bytes [at, stop) of
-        the segment's text. The bytes that come from no readable batch belong to one damage (`_damage_with_text`).
+        the segment's text. The bytes of this text that come from no readable batch are all assigned to one of
+        the damaged ranges, the result of `_damage_with_text`.
         """
         self._log.check_may_block()
         texts: list[memoryview | Damage] = []
@@ -353,5 +354,8 @@ def _disagreement(index: TextIndex, where: str = "") -> Corrupt:
 
 
 def _damage_with_text(damages: Sequence[Damage]) -> Damage:
-    """Return the damage to which all unreadable text belongs: the first with bytes in the file, or else the first."""
+    """Return the one of `damages` to which all unreadable text is assigned.
+
+    This is the first that has bytes in the file. If none has bytes, it is the first of all.
+    """
     return next((damage for damage in damages if damage.end > damage.start), damages[0])

@@ -106,11 +106,12 @@ class TextView:
         return self.log.state.truncations is not self._truncations
 
     def follow_truncation(self, has_shown: Callable[[int], bool]) -> tuple[int, bool] | None:
-        """Adapt the view to the truncations of the log since the last call: to the lowest of their offsets.
+        """Adapt the view to the truncations of the log since the last call.
 
-        `has_shown` takes this offset, and returns whether readers have been told of a record at or after it. If so,
-        or if the offset is below `first_offset`, the view ends at the offset. Otherwise the view continues with the
-        next appends. Returns the offset, and whether the view ends at it; None if the log was not truncated.
+        Only the lowest offset to which the log was truncated counts. `has_shown` takes this offset, and returns
+        whether readers have been told of a record at or after it. If so, or if the offset is below `first_offset`,
+        the view ends at the offset. Otherwise the view continues with the next appends. Returns the offset, and
+        whether the view ends at it; None if the log was not truncated.
         """
         known, state = self._truncations, self.log.state
         if state.truncations is known:
@@ -272,7 +273,10 @@ class TextView:
             self._segments.append((start, self._ahead.pop(0)))
 
     def position_of(self, offset: int) -> int:
-        """Return the position in the view, in bytes, at which the records from `offset` on begin."""
+        """Return the byte position in the view of the first record with an offset of at least `offset`.
+
+        If there is none, this is the end of the text.
+        """
         origin = self._find_origin()
         if origin is None:
             return 0
@@ -313,9 +317,10 @@ class TextView:
         )
 
     def _find_origin(self) -> int | None:
-        """Return the byte of the original first segment's text at which the view begins; None if it is not known yet.
+        """Return the position of the view's byte 0, counted from the start of the text of the view's first segment.
 
-        It is not known while `first_offset` is above the log end.
+        The view's first segment is meant even if it has been released since. Returns None while `first_offset` is
+        above the log end.
         """
         if self._origin is None and self.first_offset <= self.log.state.log_end_offset:
             self._extend()
@@ -323,7 +328,10 @@ class TextView:
         return self._origin
 
     def _position_of(self, offset: int) -> int:
-        """Return the byte at which the records from `offset` on begin, counted like the bytes in `_segments`."""
+        """Return the position of the first record with an offset of at least `offset`.
+
+        The position counts from the same byte as those in `_segments`: `_origin` is not subtracted.
+        """
         segments = self._segments
         number = bisect_right(segments, offset, key=lambda pair: pair[1].base_offset) - 1
         if number < 0:

@@ -219,7 +219,7 @@ class BucketDisk(ReadOnlyDisk):
         self._partitions: dict[str, _Listing[_Partition]] = {}
 
     def check_may_block(self) -> None:
-        """Raise `WouldBlock` in a thread that must not wait for the network, as most long calls of this disk do."""
+        """Raise `WouldBlock` if `check_may_fetch` raises it: most long calls of this disk wait for the network."""
         self.check_may_fetch()
 
     def release(self) -> None:
@@ -403,7 +403,7 @@ class BucketDisk(ReadOnlyDisk):
         return entry.following.file(names.LOG, self)
 
     def _end_before(self, segment: BucketSegment, log: StoredFile, offset: int) -> int:
-        """Return the position of the first batch of a .log file that begins at or above `offset`.
+        """Return the position in a .log file of the first batch with a base offset of at least `offset`.
 
         Returns the file's size if there is no such batch. This is usual: `offset` is where the next segment begins.
         """

@@ -46,7 +46,8 @@ class PartitionPlace(NamedTuple):
 def find_partitions(store: ObjectStore, place: str) -> dict[TopicPartition, list[PartitionPlace]]:
     """Return the partitions below the key `place`, each with its places: one for each topic id and layout.
 
-    `place` may be a directory ("a" for "a/orders-ID/0/"), or continue with a prefix ("a/b-" for "a/b-orders-ID/0/").
+    `place` is the key of a directory ("a" for "a/orders-ID/0/"), optionally followed by a slash and the beginning of
+    the names in this directory ("a/b-" for "a/b-orders-ID/0/").
     """
     found: dict[TopicPartition, list[PartitionPlace]] = {}
     for prefix, directory in _directories(store, place):

@@ -109,7 +109,11 @@ class ChunkCache:
         return file
 
     def _count(self, size: int) -> None:
-        """Add `size` to the bytes written; remove the oldest files if all files together may exceed the limit."""
+        """Add `size` to the bytes written.
+
+        Each time these reach a 16th of the limit, remove the least recently used files if all files together exceed
+        the limit.
+        """
         self._written += size
         if self._written < self._limit // _SHARE or not self._counting.acquire(blocking=False):
             return

@@ -5,7 +5,7 @@ of 16 bytes. The manifest has the segment's AES key, encrypted with RSA-OAEP and
 (AAD) that is authenticated with each chunk.
 
 The RSA keys are files ID.pem, each a private key in PKCS #8, in the directory `$LOGFS_KEYS`, by default
-`$XDG_CONFIG_HOME/logfs/keys` (`~/.config/logfs/keys`). Their content is in no log directory and no message.
+`$XDG_CONFIG_HOME/logfs/keys` (`~/.config/logfs/keys`). No log directory and no message contains these keys.
 """
 
 from __future__ import annotations

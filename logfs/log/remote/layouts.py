@@ -112,7 +112,7 @@ class BucketSegment:
         return [suffix for suffix in self.suffixes if suffix != names.TEXT_INDEX]
 
     def _whole(self, suffix: str) -> StoredFile:
-        """Return the whole object with a suffix as a file of one chunk.
+        """Return all bytes of the object whose key has the suffix `suffix`, as a file of one chunk.
 
         Raises `Corrupt` if the object is larger than 1 GiB and is not the .log file.
         """
@@ -132,7 +132,7 @@ class BucketSegment:
         raise NotImplementedError
 
     def description(self, disk: BucketDisk) -> RemoteSegment | None:
-        """Return what the manifest says of the segment; None if it says nothing, or describes another segment.
+        """Return the segment's metadata from its manifest; None if the manifest has none, or has wrong offsets.
 
         Returns None in a layout without manifests. `disk` reads the manifest. Raises the errors of `file`.
         """

@@ -1,7 +1,7 @@
 """Requests to an object store. Only this module imports obstore, at the first request.
 
-Credentials come from the environment, from the files of the store's own tools, or from the machine (a role). They
-are in no message: an error has the code and the message of the store's response, and not the whole response.
+Credentials come from the environment, from the files of the store's own tools, or from the machine (a role). No
+message contains them: the text of an error has the code and the message of the store's response, not the rest of it.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class TieredDisk(BucketDisk):
         is_finished: Callable[[SegmentKey], bool],
         cache_bytes: int,
     ) -> None:
-        """Read objects below the URL `home` whose keys continue with `prefix`.
+        """Prepare to read the objects in the directory `home`, a URL, whose names there begin with `prefix`.
 
         `home` and `prefix` are the settings remote.storage.url and remote.storage.prefix. `cache_bytes` is the size
         limit of the cache of chunks. `is_finished` returns whether a segment's metadata says that its copy is

@@ -142,7 +142,7 @@ def times_by_index(segment: Segment, bucket_ms: int) -> Counter[int]:
 
 
 def bucket_width_ms(partitions: Sequence[Reader]) -> int:
-    """Return the width of time buckets (ms) of which at most 200 cover the timestamps of the partitions.
+    """Return a time bucket width (ms) with which at most 200 buckets cover the timestamps of the partitions.
 
     The timestamps are taken from the first batch of each partition and from the last entry of each time index.
     """
@@ -161,7 +161,7 @@ def bucket_width_ms(partitions: Sequence[Reader]) -> int:
 
 
 def width_for(span_ms: int) -> int:
-    """Return the width of time buckets (ms) of which at most 200 cover a span of `span_ms`."""
+    """Return a time bucket width (ms) with which at most 200 buckets cover any span of `span_ms`."""
     # A span that begins and ends within buckets touches one more than it has widths.
     most = _MOST_BUCKETS - 1
     fitting = (width for width in _WIDTHS_MS if -(-span_ms // width) <= most)

@@ -207,8 +207,8 @@ class Walk:
     def _check_successor(self, position: int, header: Header, known: bool) -> None:
         """Raise `Corrupt` if the next batch contradicts the offsets in `header`.
 
-        `header` is the header of the batch at `position`. Called unless the previous batch is known to end just
-        before these offsets. `known` says whether the offset at which the previous batch ends is known.
+        `header` is the header of the batch at `position`. The check is not needed if the previous batch is known to
+        end just before these offsets. `known` says whether the last offset of the previous batch is known.
         """
         after = position + header.size_bytes
         successor = self._base_offset(after) if after < self.end else None

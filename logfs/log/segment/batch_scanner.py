@@ -165,7 +165,7 @@ class ScannedBatches(NamedTuple):
         """Decode and measure the records in groups of batches, and yield (columns, rows, sizes) for each group.
 
         `columns` and `rows` are those that `decode` yields, and `sizes` are the text sizes of the group's batches.
-        For a batch with malformed records, these are 0 records, and the batch's size in bytes for each text view.
+        The text size of a batch with malformed records is 0 records and, for each text view, the batch's own size.
         """
         for columns, group in self.decode():
             if isinstance(columns, Corrupt):
@@ -402,7 +402,7 @@ def scan(data: memoryview, first_offset: int, *, gaps: bool) -> tuple[ScannedBat
 
 
 def _first_wrong_crc(data: memoryview, rows: NDArray[np.int64]) -> int:
-    """Return the number of the first batch whose CRC is wrong; the number of batches if there is none."""
+    """Return the index in `rows` of the first batch whose CRC is wrong; `len(rows)` if every CRC is right."""
     from logfs.format.kernels import batch_kernels
 
     wrong = len(rows)

@@ -69,7 +69,10 @@ class _Call(Generic[T, R]):
 
 
 def _next_result(waiting: deque[_Call[T, R]]) -> R:
-    """Remove the first call from `waiting` and return its result. Until the result is ready, do later calls."""
+    """Remove the first call from `waiting` and return its result.
+
+    While another thread computes this result, the calling thread executes later calls.
+    """
     first = waiting.popleft()
     if not first.take():
         for later in waiting:

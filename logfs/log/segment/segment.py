@@ -140,9 +140,10 @@ class Segment(SegmentFiles):
     def _recreated(
         self, before: TextEntry, after: TextEntry | None, count: int
     ) -> Sequence[TextEntry]:
-        """Return entries from `text_entries` for `count` damaged entries of the text index.
+        """Return entries from `text_entries` to replace `count` damaged entries of the text index.
 
-        The result is empty if `after` is None and the segment is the last of the log.
+        The damaged entries lie between the valid entries `before` and `after`; `after` is None if no valid entry
+        follows. The result is then empty for the last segment of the log, whose end may not be known yet.
         """
         self._disk.check_may_block()
         # During recovery, the end of the last segment is not known yet.

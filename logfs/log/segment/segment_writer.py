@@ -125,7 +125,8 @@ class SegmentWriter:
     ) -> int:
         """Return how many of `batches`, one after the other, can be appended before the segment must be sealed.
 
-        `hidden` are batches that are in the file already, but after the segment's end, so that no reader sees them.
+        `hidden` are batches that are already in the file, after the segment's end, where no reader sees them. They
+        count as part of the segment.
         """
         held, first = self._segment.size_bytes, None
         if hidden:

@@ -1,7 +1,8 @@
 """Segments that have left a log, by retention or compaction, until their files are removed (kafka-storage 7).
 
-After a kill or a restart nothing waits: `log/recovery` removes all `.deleted` files when the partition is loaded for
-writing. A segment whose files a kill left without the suffix lies below the log start, and retention drops it again.
+The files stay for `file.delete.delay.ms`, but not beyond a restart: `log/recovery` removes all `.deleted` files when
+the partition is loaded for writing. If the process is killed before the files of a dropped segment have this suffix,
+the segment is loaded again. It lies below the log start, so retention drops it again.
 """
 
 from __future__ import annotations
@@ -76,8 +77,9 @@ class DeletedSegments:
     def remove(self, now_ms: int) -> int:
         """Unlink the files of segments whose delay has passed; return the number of segments.
 
-        The files of a segment that a reader holds stay until the reader has released it. If they were unlinked, they
-        would have to stay open: this frees no space, and needs too many descriptors if the reader is far behind.
+        The files of a segment that a reader holds stay until the reader has released it. Unlinked files would have to
+        stay open for the reader. This would free no space, and a reader that is far behind would need too many
+        descriptors.
         """
         due = [gone for gone in self._dropped if gone.due_ms <= now_ms and not gone.segment()]
         self._unlink(due)

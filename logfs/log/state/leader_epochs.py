@@ -56,7 +56,7 @@ class LeaderEpochs:
     def first_offset(self) -> int | None:
         """The start offset of the first epoch, which is usually the log start; None if there is no epoch.
 
-        When the log start moves, this offset changes before the segments below it are removed.
+        An increase of the log start raises this offset at once, before the segments below it are removed.
         """
         return min((start for _, start in self._entries), default=None)
 

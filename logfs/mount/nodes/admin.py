@@ -50,11 +50,11 @@ class AdminFile(FileNode):
 
 
 class AdminHandle(Handle):
-    """An open `admin` file. A request is the data of all writes up to one whose data ends with a newline.
+    """An open `admin` file. It collects the data of writes until a write ends with a newline: this is one request.
 
-    This last write starts the request, and returns before the request has ended. The answer is read from position 0
-    on: lines of progress, and a last line with the result or the error. A read at the end of the lines so far returns
-    no bytes, and can be repeated until the last line is there. A close or a new request cancels the running request.
+    The last write starts the request, and returns while the request runs. The answer begins at position 0 of the
+    file: lines of progress, then a line with the result or the error. A read at the end of the present answer returns
+    no bytes; repeat it until the last line is there. A close or a new request cancels the running request.
     """
 
     direct_io = True

@@ -126,7 +126,10 @@ class AppendFile(PartitionAccess, FileNode):
         return {} if last is None else {"user.logfs.last_offset": b"%d" % last}
 
     def note_last_offset(self, process: int, offset: int) -> None:
-        """Store the offset of the last record that a process has appended: its xattr `user.logfs.last_offset`."""
+        """Store the offset of the last record that a process has appended.
+
+        The process sees this offset as the xattr `user.logfs.last_offset` of the file.
+        """
         self._last_offsets.note(process, offset)
 
 

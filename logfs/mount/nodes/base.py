@@ -156,7 +156,10 @@ class Handle:
         raise refuse(errno.EBADF, f"{self.node.path}: this file can only be written")
 
     def write(self, data: bytes) -> int:
-        """Accept `data`, ignoring its position, and return the number of bytes accepted. Raises EBADF by default."""
+        """Accept `data`, and return the number of bytes accepted. Raises EBADF by default.
+
+        The position of the write has no effect.
+        """
         raise refuse(errno.EBADF, f"{self.node.path}: this file can only be read")
 
     def check_position(self, position: int, data: bytes) -> None:
@@ -194,7 +197,10 @@ class SymlinkNode(Node):
     """A symbolic link. Its mtime is `timestamp`, or 0 if `timestamp` is negative."""
 
     def timestamp(self) -> int:
-        """Return the time of the target in ms since the epoch: a record's timestamp, negative if it has none."""
+        """Return the time of the link in ms since the epoch: the timestamp of the record that it leads to.
+
+        The result is negative if the record has no timestamp. A link to a partition has the mtime of a log directory.
+        """
         raise NotImplementedError
 
     def target(self) -> str:
@@ -268,7 +274,7 @@ class DirectoryNode(Node):
         return self.known(name) or self.adopt(name, self.find(name))
 
     def is_current(self, node: Node) -> bool:
-        """Whether a lookup of the name of `node` would still return `node`; if not, it makes a new node."""
+        """Whether a lookup of the name of `node` may return `node` again. If not, the lookup makes a new node."""
         return True
 
     def names(self) -> Iterator[str]:

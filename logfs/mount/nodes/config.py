@@ -18,13 +18,19 @@ if TYPE_CHECKING:
 
 
 class SettingFile(GeneratedFile):
-    """The file of one setting, of the broker or of a topic. There may be very many: one per setting and partition."""
+    """The file of one setting of the broker or of a topic.
+
+    A mount may have very many of these files: each partition directory has one for each setting of its topic.
+    """
 
     is_evictable = True
 
 
 class TopicConfigDirectory(PartitionFolder):
-    """The settings of a topic, shared by its partitions. Files have the directory's owner, and its mode & 0644."""
+    """The directory `config/` of a partition. Its files are the settings of the topic.
+
+    All partitions of the topic share the settings. The files have the owner of the directory, and its mode & 0644.
+    """
 
     allowed_bits = 0o755
 

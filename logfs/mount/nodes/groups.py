@@ -39,7 +39,7 @@ _NAME_BYTES = 255
 
 
 class GroupsFolder(DirectoryNode):
-    """A directory with a file for each group that has committed an offset for a partition of `readers`.
+    """A directory with a file for each group that has a committed offset for one of the partitions `readers`.
 
     Read permission lets a user see the offsets, and write permission lets a user commit offsets.
     """
@@ -56,10 +56,10 @@ class GroupsFolder(DirectoryNode):
         raise NotImplementedError
 
     def parse(self, text: str) -> Mapping[Reader, str]:
-        """Return what `text`, written to a group's file, commits for each partition.
+        """Parse `text`, which was written to a group's file, and return the value to commit for each partition.
 
-        The result maps each partition to a number, `earliest`, `latest` or `@TIME`. These are not checked here, but
-        by `resolve_offset`. Raises `InvalidName` if the lines of `text` are malformed.
+        A value is a number, `earliest`, `latest` or `@TIME`. This method does not check the values; `resolve_offset`
+        does. Raises `InvalidName` if the lines of `text` are malformed.
         """
         raise NotImplementedError
 
@@ -107,9 +107,9 @@ class GroupsFolder(DirectoryNode):
         return [(each, commit) for each, commit in found if commit is not None]
 
     def _writable(self, name: str) -> str:
-        """Return the group whose offsets the file `name` has.
+        """Return the group whose committed offsets are the content of the file `name`.
 
-        Raises `OSError`: EPERM if the file shows a lag instead (`LagFile`), EINVAL for an invalid name.
+        Raises `OSError`: EPERM if the file shows the lag of the group (`LagFile`), EINVAL for an invalid name.
         """
         if name.endswith(LAG):
             raise refuse(errno.EPERM, f"{self.path}/{name}: lag files are read-only")

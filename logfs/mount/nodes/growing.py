@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 class GrowingFile(PartitionAccess, FileNode):
     """A file that may grow with the log of a partition.
 
-    While it may grow, each open file has a node of its own, and the kernel keeps no attributes from lookups
-    (`attr_timeout` 0): see `logfs.mount.growing_sizes`.
+    While the file may grow, each open file description has a node of its own, and the kernel keeps no attributes
+    from lookups (`attr_timeout` 0). The module `logfs.mount.growing_sizes` explains why.
     """
 
     # Whether the file grows only by appends to `partition`, so that the kernel may keep its size until an append.

@@ -99,7 +99,7 @@ class SegmentFile(GrowingFile):
         raise OSError(errno.ENOENT, f"{self.path}: is no longer open")
 
     def _opened(self) -> Iterator[DiskFile]:
-        """Yield the files that handles have open. The handles still read a file that compaction has replaced."""
+        """Yield the files that the node's handles have open. Compaction may have put another file at the path."""
         return (each.file for each in [*self.handles] if isinstance(each, SegmentHandle))
 
     @property
@@ -116,7 +116,7 @@ class SegmentFile(GrowingFile):
 
     @property
     def _is_in_place(self) -> bool:
-        """Whether the node's file still has its path. Compaction puts another file at the path."""
+        """Whether the path still leads to the node's file. Compaction puts another file at the path."""
         try:
             return self._disk.stat(self._real).identity == self._inode
         except FileNotFoundError:
@@ -157,9 +157,10 @@ class SegmentFile(GrowingFile):
 
 
 class OtherHandle(Handle):
-    """A handle of a new file that has replaced the file of the node, while older handles have the old file open.
+    """A handle for the new file at the path of a node, while older handles of the node still read the replaced file.
 
-    The kernel's pages of the node are those of the old file, so every read through this handle goes to the daemon.
+    The kernel's page cache for the node has the pages of the replaced file. So this handle uses direct_io: every read
+    goes to the daemon.
     """
 
     direct_io = True

@@ -109,7 +109,8 @@ class TextFile(GrowingFile):
 class TextHandle(GrowingHandle):
     """An open text file. Bytes that were read once never change, so the kernel's pages remain valid.
 
-    The kernel keeps no pages of a growing file if this process cannot see in `/proc` the thread that opened the file.
+    If the file may grow, and this process cannot see in `/proc` the thread that opened the file, the handle uses
+    direct_io, so that the kernel keeps no pages.
     """
 
     keep_cache = True

@@ -1,4 +1,7 @@
-"""`time/`: each link is named after a time, and leads to the first record at or after it; ranges are text views."""
+"""`time/`: links to records by time, and files with the text of the records in a range of times.
+
+The name of a link is a time; its target is the first record at or after this time.
+"""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class _Folder(DirectoryNode):
 
 
 class TopicsDirectory(_Folder):
-    """The directory `topics/`. A new directory in it is a topic with `num.partitions` partitions."""
+    """The directory `topics/`. A `mkdir` in it creates a topic with `num.partitions` partitions."""
 
     def find(self, name: str) -> Node | None:
         is_there = self.context.store.registry.partitions_of(name)
@@ -160,9 +160,10 @@ class PartitionLink(SymlinkNode):
 
 
 class _TopicAccess(PartitionAccess):
-    """A file or directory of a topic, with the mode and owner that its name has in every partition directory.
+    """A file or directory of a topic. Each partition directory has one of the same name, with a mode and an owner.
 
-    If these modes or owners differ, only the owner of the first log directory has access.
+    If all partitions have the same mode and owner for it, they are also those of this node. If they differ, only the
+    owner of the first log directory has access.
     """
 
     partitions: Sequence[Log]
@@ -308,7 +309,8 @@ class TopicTextFile(_TopicAccess, GrowingFile):
 class TopicTextHandle(GrowingHandle):
     """An open `records` or `records.jsonl` of a topic. Its bytes never change, so the kernel may keep its pages.
 
-    The kernel keeps no pages if this process cannot see in `/proc` the thread that opened the file.
+    If this process cannot see in `/proc` the thread that opened the file, the handle uses direct_io, so that the
+    kernel keeps no pages.
     """
 
     keep_cache = True

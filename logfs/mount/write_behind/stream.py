@@ -232,7 +232,7 @@ class Stream:
 
 
 def _end_of_lines(lines: bytes, start: int) -> int:
-    """Return the end of the whole lines from `start` on that one request can send; at least one line is included."""
+    """Return the end of the lines from position `start` on that fit into one request; at least one is included."""
     if len(lines) - start <= _REQUEST_BYTES:
         return len(lines)
     end = lines.rfind(_NEWLINE, start, start + _REQUEST_BYTES) + 1

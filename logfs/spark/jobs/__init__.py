@@ -5,9 +5,9 @@ The tasks read and write the log directories themselves. So a log directory must
 - `verify`: audits segments. `stats`: counts the contents of segments. Each work item of both jobs is one segment.
   `plot`: plots the result of `stats`.
 - `reindex`: rebuilds indexes. `compact`: compacts partitions. Each work item of both jobs is one partition.
-- `export`: the export. `export_files`: writes files in the tasks. `export_commit`: moves the files to their final
-  paths in the driver. `export_iceberg`: adds the files to tables of Apache Iceberg.
-- `import_`: the import. `import_splits`: finds the files, and orders and merges parts of files. `import_formats`,
+- `export`: exports records to files. `export_files`: writes the files in the tasks. `export_commit`: moves them to
+  their final paths in the driver. `export_iceberg`: adds them to tables of Apache Iceberg.
+- `import_`: imports files. `import_splits`: finds the files, and orders and merges parts of files. `import_formats`,
   `import_lines`, `import_parquet`: read the formats of files.
 - `job_runner`: sends work items to tasks, and returns their results and progress. Begin here.
 - `partition_leases`: lets tasks change partitions while the driver holds the locks of the log directories.

@@ -186,8 +186,8 @@ def _folder(target: str | os.PathLike[str], mode: str, paths: Paths) -> Path:
 def _check_contents(folder: Path, mode: str, *, incremental: bool, is_early: bool = False) -> None:
     """Raise `FileExistsError` if `mode` does not allow the contents of the target; `_temporary` is always allowed.
 
-    `is_early` tells that exports that were killed have not been completed yet. If it is true and the target has
-    `_temporary`, nothing is raised.
+    `is_early` is true for a check before earlier exports that were killed are completed. The target then may have
+    only some of their files, so nothing is raised if it has `_temporary`.
     """
     held = {path.name for path in folder.iterdir()} if folder.exists() else set()
     if mode != "errorifexists" or not held - {TEMPORARY}:
@@ -236,8 +236,8 @@ def _plan(options: ReadOptions) -> _Plan:
 def _plan_after(known: OffsetsJson, options: ReadOptions, *, anew: bool) -> _Plan:
     """Plan an incremental export, in the same way as a micro-batch of a streaming query.
 
-    `known` are the offsets at which the last export ended. The `offsets` of the plan keep those of partitions that
-    are not selected. If `anew` is true, the selected partitions are exported as if there had been no earlier export.
+    `known` are the offsets at which the last export ended. Partitions that are not selected keep these offsets in the
+    plan. If `anew` is true, the selected partitions are exported as if there had been no earlier export.
     """
     selected = options.selection
     others = {name: end for name, end in from_json(known).items() if name not in selected}

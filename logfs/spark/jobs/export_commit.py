@@ -270,7 +270,7 @@ class Folders:
         offsets: OffsetsJson | None,
         replaced: Selection | None,
     ) -> None:
-        """Move the files that tasks have written to their final paths, all or none, and store `offsets` in a file.
+        """Move the files of the tasks, `written`, to their final paths, all or none, and store `offsets` in a file.
 
         The older files of the partitions `replaced` are removed; if it is None, all older files stay. If `offsets` is
         None as well, the stored offsets of the last incremental export stay, too. If a file cannot be moved, those

@@ -95,7 +95,7 @@ _COMPRESSIONS = {
 
 
 def format_of(format: str, compression: str | None, values: str) -> ExportFormat:
-    """Check the arguments of an export about its format, and return the `ExportFormat`. Raises `InvalidSetting`.
+    """Check the arguments that describe the format of an export, and return the format. Raises `InvalidSetting`.
 
     If `compression` is None, the codec is "none" for the format "json", and "zstd" for the other formats.
     """
@@ -144,8 +144,9 @@ def iceberg_schema() -> pa.Schema:
 def by_date(columns: Columns, first_day: int) -> Iterator[tuple[str, Columns]]:
     """Yield (date, records) for each UTC date in `columns`, which must not be empty. Dates have the form YYYY-MM-DD.
 
-    Records before `first_day` (in days since the epoch) or after the year 9999 come first, under `NO_DATE`. A record
-    without a timestamp has the time -1 ms, and so the day 1969-12-31. The records of a date keep their order.
+    Records before `first_day` (in days since the epoch) or after the year 9999 are yielded first, with `NO_DATE` as
+    their date. A record without a timestamp has the time -1 ms, and so the day 1969-12-31. The records of a date keep
+    their order.
     """
     days = columns.timestamps // _DAY_MS
     days[(days < first_day) | (days > _LAST_DAY)] = _NO_DAY

@@ -88,7 +88,7 @@ class IcebergTables:
         offsets: OffsetsJson | None,
         replaced: Selection | None,
     ) -> None:
-        """Add the files that tasks have written to the tables of their topics, with one commit for each table.
+        """Add the files of the tasks, `written`, to the tables of their topics, with one commit for each table.
 
         A missing table is created. The files are first moved into the directories of the tables. The snapshot of a
         table stores the `offsets` of its topic. If `replaced` is given, the same commits remove the older records of
@@ -159,7 +159,7 @@ class IcebergTables:
         return self._catalog.load_table(name)
 
     def _moved(self, file: WrittenFile) -> Path:
-        """Move a file that a task has written to its final path, durably, and return this path."""
+        """Move the file of a task to its final path, durably, and return this path."""
         old, new = self._directory / file.path, self._directory / file.place
         new.parent.mkdir(parents=True, exist_ok=True)
         disk = Disk()

@@ -248,7 +248,7 @@ def _array(name: str, column: list[Any]) -> pa.Array:
 def _same_prefix(block: bytes) -> tuple[Name, tuple[int, int]] | None:
     """Return the partition of the envelopes in a block, and the offsets of the first and the last envelope.
 
-    Return None if a line does not have the form of an export, or if the lines have different partitions.
+    Return None unless every line begins like a line of an export, and all lines have the same partition.
     """
     head = _PREFIX.match(block)
     last = block.rfind(b"\n", 0, len(block) - 1) + 1
@@ -330,9 +330,9 @@ def _read(file_range: FileRange, file: BinaryIO, size: int) -> bytes:
 
 
 def _refuse(file_range: FileRange, position: int, number: int, why: str) -> NoReturn:
-    """Raise `InvalidRecord` for the line that is `number` lines after the line at byte `position` of the file.
+    """Raise `InvalidRecord` for the line `number`, from 0 on, of the block of lines that begins at byte `position`.
 
-    The message has the number of the line in the file, for which all lines before it are counted.
+    The message has the number of the line in the file. To find it, this function counts the lines before the block.
     """
     before = 0
     with _open(file_range.path) as file:

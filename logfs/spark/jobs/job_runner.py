@@ -42,7 +42,7 @@ class JobFailed(LogfsError):
 
 
 class WorkItem(NamedTuple, Generic[_Item]):
-    """An argument for the function `do` of `run`, and about how many bytes the call reads or writes."""
+    """An argument for the function `do` of `run`, and the approximate number of bytes that `do` reads or writes."""
 
     item: _Item
     size_bytes: int

@@ -34,7 +34,7 @@ class UnreadableSegment(NamedTuple):
 
     @classmethod
     def here(cls, segment: SegmentDescriptor, error: Exception) -> UnreadableSegment:
-        """In a task: return an object for this host. `error` was raised when a file was opened or read."""
+        """In a task: return an object for a segment that this host could not open or read; `error` says why."""
         return cls(segment, workers.host(), str(error))
 
     def __str__(self) -> str:

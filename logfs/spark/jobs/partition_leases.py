@@ -59,7 +59,7 @@ class _PlannedLease:
 
     @classmethod
     def of(cls, lease: Lease) -> _PlannedLease:
-        """In the driver: add the inode and .log files of the partition's directory to a lease. Raises `OSError`."""
+        """In the driver: return `lease` with the inode number and .log files of its directory. Raises `OSError`."""
         directory = cls._directory(lease)
         files = []
         for path in sorted(directory.glob("*" + names.LOG)):

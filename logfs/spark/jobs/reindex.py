@@ -39,8 +39,9 @@ def reindex(
 
     Key indexes are only deleted; the next lookup of a key rebuilds them. No other process may have opened the log
     directories for writing. `topics` limits the job to these topics. `progress` is called with (bytes of logs done,
-    total bytes). Blocks until the job has ended. If a partition cannot be read, its `Visited` has the reason, and the
-    other partitions are still processed. Raises the errors of `lease_partitions`, such as `StoreLocked`.
+    total bytes). Blocks until the job has ended. Returns a `Visited` for each partition. If a partition cannot be
+    read, its `Visited` has the error as text, and the other partitions are still processed. Raises the errors of
+    `lease_partitions`, such as `StoreLocked`.
     """
     with lease_partitions(paths, topics) as lending:
         return lending.visit(

@@ -21,7 +21,7 @@ class EachBatch:
     """
 
     def __init__(self, path: str | Iterable[str], name: str, options: Mapping[str, str]) -> None:
-        """Set the log directories to write to, `path`, and the options of the writes. Nothing is written yet.
+        """Prepare to append to the log directories `path`; `options` are those of a write. Nothing is written yet.
 
         `name` distinguishes this object from other `EachBatch` objects in the same query.
         """

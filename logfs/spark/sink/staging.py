@@ -209,7 +209,7 @@ def _rows(chunk: pa.RecordBatch, now_ms: int) -> Rows:
 
 
 def _binary(column: pa.Array) -> Binary:
-    """Convert a column of strings or bytes to arrays for the kernels, without copying the bytes of the values."""
+    """Convert a column of strings or bytes to arrays for compiled functions. The bytes of values are not copied."""
     plain = column.cast(pa.binary()) if pa.types.is_string(column.type) else column
     large = plain.cast(pa.large_binary())
     _, offsets, data = large.buffers()
@@ -226,7 +226,7 @@ def _nulls(count: int) -> Binary:
 
 
 def _fixed(array: NDArray[_Item]) -> NDArray[_Item]:
-    """Convert an array to the form that the kernels are compiled for: contiguous and read-only."""
+    """Convert an array to the form for which functions are compiled: contiguous and read-only."""
     plain = np.ascontiguousarray(array).view()
     plain.flags.writeable = False
     return plain

@@ -66,11 +66,11 @@ def open_appender(
 ) -> Appender:
     """Return an object that appends to the partition or, if `is_topic` is true, to the topic `name`.
 
-    It appends lines as values or, if `envelopes` is true, lines that are JSON objects for whole records (envelopes).
-    For a topic, only `count` of the object's `appended` is valid, because the records get offsets in several logs. If
-    the log directories are not mounted, their store is opened with `recovery` as its `progress`. If another process
-    holds them, waits up to a second, and then raises `StoreLocked`, which names the process. Also raises
-    `UnknownPartition`, and the errors of `Store`.
+    Each line becomes the value of a record. If `envelopes` is true, each line is instead an envelope: a JSON object
+    for a whole record. For a topic, only `count` of the object's `appended` is valid, because the records get offsets
+    in several logs. If the log directories are not mounted, this process opens the store, and passes `recovery` as
+    the argument `progress` of `Store`. If another process holds the directories, waits up to a second, and then
+    raises `StoreLocked`, which names the process. Also raises `UnknownPartition`, and the errors of `Store`.
     """
 
     def directly(paths: Sequence[Path]) -> Appender:
@@ -205,9 +205,9 @@ class MountedAppender:
             raise self._reason(error) from None
 
     def _reason(self, error: OSError) -> LogfsError | OSError:
-        """Return a `LogfsError` with the reason for `error` in the mount's file `.logfs/errors`.
+        """Return a `LogfsError` with the reason that the mount's file `.logfs/errors` gives for `error`.
 
-        If the file has no reason for it, return `error` with the path of the file that was written to.
+        If that file gives none, return an `OSError` with the errno of `error` and the path of the append file.
         """
         try:
             lines = (self._mounted / _ERRORS).read_text().split("\n")

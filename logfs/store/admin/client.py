@@ -117,10 +117,10 @@ def call(
     """Execute a request: in the mount that holds the log directories or, without a mount, in a store opened for it.
 
     `report` is called with (bytes done, total bytes); the request ends if `report` raises an error. If a store is
-    opened, it gets `recovery` as its `progress`. If another process holds the directories, waits up to `seconds`, and
-    then raises `StoreLocked`, which names the process. If the mount ends before it answers, a repeatable request is
-    sent again; for any other request, `RequestInterrupted` is raised. Also raises the errors of the request and of
-    `Store`.
+    opened, `recovery` is passed as the argument `progress` of `Store`. If another process holds the directories,
+    waits up to `seconds`, and then raises `StoreLocked`, which names the process. If the mount ends before it
+    answers, a request with `is_repeatable` is sent again; for any other request, `RequestInterrupted` is raised. Also
+    raises the errors of the request and of `Store`.
     """
 
     def directly(paths: Sequence[Path]) -> Answer:

@@ -57,16 +57,18 @@ class Request:
             _KINDS[operation] = cls
 
     def loads(self) -> Only | None:
-        """Return which partitions to load if a store is opened for the request: None for all, "" for none.
+        """Return which partitions to load if a store is opened for the request.
 
-        The value is passed to `Store` as the argument `only`.
+        The value is the argument `only` of `Store`: the name of one partition, a function that selects partitions
+        by name, None for all partitions, or "" for none.
         """
         return None
 
     def grows(self) -> Collection[str]:
         """Return the partitions to which the request appends; those of internal topics are left out.
 
-        This includes appends that follow later, as for a commit that is decided but could not be finished.
+        The result includes partitions to which the store appends only later, after the request has failed. For
+        example, a decided `Commit` that could not be finished is finished later.
         """
         return ()
 

@@ -27,9 +27,10 @@ class Lease:
 
     `Store` accepts a lease in place of a path. `clean` tells whether the log directory was shut down cleanly,
     `is_brokers` whether a broker also uses the directory. `recovery_point`, `log_start` and `cleaner_offset` are the
-    partition's entries in the checkpoints, None for a missing entry. If the checkpoint of cleaner offsets is damaged,
-    compaction may have removed offsets from the log. A missing `cleaner_offset` is then 0, which tells the process
-    that gets the lease to permit gaps in the log. In a broker's directory, gaps are permitted without this.
+    partition's entries in the checkpoints, None for a missing entry.
+
+    If the checkpoint of cleaner offsets is damaged, `cleaner_offset` is 0 instead of None. This permits gaps in the
+    log, because compaction may have removed offsets. In a broker's directory, gaps are permitted without this.
     """
 
     log_dir: str

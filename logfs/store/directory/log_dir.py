@@ -157,7 +157,7 @@ class LogDir:
         self._read_checkpoints()
 
     def _is_live(self) -> bool:
-        """Whether another process may write to the directory or the bucket, and this process only reads it."""
+        """Whether this process only reads the directory, and another process may write to it. True for a bucket."""
         disk = self.disk
         return disk.is_remote or (not disk.writable and holder(disk, self.path) is not None)
 

@@ -41,7 +41,10 @@ def parse_object(data: bytes) -> dict[str, Any]:
 
 
 def write_mark(disk: Disk, path: Path, told: Mapping[str, Any]) -> None:
-    """Replace the mark at `path`, atomically and durably, by `told` with the inode number of the new file added."""
+    """Replace the mark at `path`, atomically and durably.
+
+    The new file has the JSON object `told`, with its own inode number in the field `inode`.
+    """
     with disk.replacing(path, path.with_name(path.name + TEMPORARY)) as file:
         whole = {**told, "inode": disk.stat_file(file).identity}
         disk.write(file, 0, json.dumps(whole).encode() + b"\n")

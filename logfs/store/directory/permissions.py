@@ -29,7 +29,7 @@ class Access(NamedTuple):
 
 
 class _Partition(Protocol):
-    """The part of a partition that the table needs; the partition may be loaded or not."""
+    """What `PermissionTable` needs of a partition. Both loaded and unloaded partitions have these attributes."""
 
     @property
     def disk(self) -> Disk: ...

@@ -69,7 +69,10 @@ class RecognisedPath(NamedTuple):
     meant: tuple[str, ...] = ()
 
     def error(self, advice: str = "") -> InvalidStore:
-        """Return an `InvalidStore` for this path, with a one-line message; with `advice` only if `meant` is empty."""
+        """Return an `InvalidStore` whose message is one line: the path, `words`, and the paths in `meant`.
+
+        If `meant` is empty, the message ends in `advice`.
+        """
         guess = f"; did you mean {' '.join(self.meant)}?" if self.meant else ""
         return InvalidStore(f"{self.path} {self.words}{guess or advice}")
 
@@ -256,7 +259,7 @@ def _is_partition_name(name: str) -> bool:
 
 
 def _is_partition(path: Path) -> bool:
-    """Whether a directory with a partition's name has a partition's files; True without permission to read it."""
+    """Whether a directory with a partition's name has a partition's files; True if this process may not read it."""
     try:
         return _has_partition_files(os.listdir(path))
     except PermissionError:

@@ -228,7 +228,7 @@ class Deleter(Maintenance):
             )
 
     def deleted(self, name: str) -> list[str]:
-        """Return the arguments with which `undelete` restores everything that `name` names.
+        """Return the names to pass to `undelete`, one by one, to restore what `name` names.
 
         `name` is that of a deleted partition, of a deleted topic, or of the `-delete` directory of a partition. For a
         topic that was deleted several times, only the partitions with its last topic id are returned. Raises
@@ -341,8 +341,8 @@ class Deleter(Maintenance):
     def _of(self, name: str, found: list[_Found], *, there: bool = False) -> list[_Found]:
         """Return those of `found` that belong to the partition or topic `name`.
 
-        If the topic exists again, and any of these partitions have its present topic id, only those are returned.
-        Deletions of partitions that exist again are returned only if `there` is true.
+        If the topic exists now, and some of these deleted partitions have its topic id, the others are left out. A
+        deleted partition is also left out if a partition with its name exists now, unless `there` is true.
         """
         chosen = []
         for each in found:

@@ -32,8 +32,9 @@ logger = logging.getLogger(__name__)
 class FoundDirectories(NamedTuple):
     """The partition directories in a log directory, by kind.
 
-    `partitions` has (name, path, inode number) of each. `futures` are the copies of unfinished moves. `strays` are
-    the directories of partitions that were moved away, or that a broker has set aside.
+    `partitions` has (name, path, inode number) of each partition. `futures` has (name, path) of each copy that an
+    unfinished move has made. `strays` are the directories of partitions that were moved away, or that a broker has
+    set aside.
     """
 
     partitions: list[tuple[TopicPartition, Path, int]]
@@ -138,7 +139,7 @@ def _finish_or_undo(
 
 
 def _is_noted(log_dir: LogDir, copy: Path, named: Path) -> bool:
-    """Whether the copy of a partition is complete, and was made by the move with the UUID in the name of `named`."""
+    """Whether `copy` is a complete copy of a partition, made by the move whose UUID is in the name of `named`."""
     try:
         note = log_dir.disk.read_file(copy / MOVED)
     except FileNotFoundError:

@@ -3,9 +3,9 @@
 The copy of a segment has three steps: write a durable metadata record that the copy has started, store its objects
 and read them back, and write a durable record that the copy is finished. `expire` deletes interrupted copies.
 Before a remote segment is deleted, a durable record of the deletion is written. Its objects are deleted after
-`file.delete.delay.ms` and, unless the whole partition was deleted, not while a reader uses them. Only the owner of
-the bucket (`logfs.store.tiering.bucket_owner`) stores and deletes objects. Retention (`Retainer`) deletes the local
-segments that were copied.
+`file.delete.delay.ms`. Objects that a reader uses are kept longer, unless the whole partition was deleted. Only the
+owner of the bucket (`logfs.store.tiering.bucket_owner`) stores and deletes objects. Retention (`Retainer`) deletes
+the local segments that were copied.
 """
 
 from __future__ import annotations
@@ -266,10 +266,10 @@ class RemoteLogManager(Maintenance):
             metadata.end_deletion(remote)
 
     def _is_only_copy(self, partition: Partition | None, begun: RemoteSegment) -> bool:
-        """Whether the remote segment `begun`, a copy not recorded as finished, has the only copy of its records.
+        """Whether `begun`, a remote segment whose copy is not recorded as finished, is the only one with its records.
 
         A local segment is dropped only after its copy is finished. So if the records are no longer in a local
-        segment, the copy was finished, and the record of this was lost by damage in the metadata topic.
+        segment, the copy was finished, and damage in the metadata topic has destroyed the record of its end.
         """
         if partition is None or begun.end_offset < partition.log_start_offset:
             return False
@@ -377,7 +377,10 @@ class RemoteLogManager(Maintenance):
         self.timer = Timer(registry.clock())
 
     def _claim_once(self) -> None:
-        """Claim the bucket if the last claim was refused, or if topics are tiered and it is not claimed yet."""
+        """Claim the bucket for this store (`BucketOwner.claim`) if it is not claimed yet and topics are tiered.
+
+        If the last claim was refused, try again in any case.
+        """
         partitions = list(self._registry.partitions.values())
         if self._tiered.owner.refusal or (
             not self._tiered.owner.is_claimed

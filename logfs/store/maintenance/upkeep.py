@@ -249,7 +249,7 @@ def update_key_indexes(registry: PartitionRegistry) -> None:
 
 
 def key_index_progress(registry: PartitionRegistry) -> Iterator[BackgroundOperation]:
-    """Yield the progress of each key index that is being extended now, by reading its log."""
+    """Yield the progress of each key index that is being extended now. Extending an index reads its log."""
     for name, partition in sorted(registry.partitions.copy().items()):
         for keys in partition.key_indexes():
             progress = keys.progress

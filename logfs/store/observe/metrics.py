@@ -419,7 +419,7 @@ def _groups(store: Store) -> Iterator[Family]:
 
 
 def _process() -> Iterator[Family]:
-    """Yield the metrics of this process that Prometheus' client libraries have, as far as /proc has them."""
+    """Yield metrics of this process, such as its CPU time, under the names of Prometheus' client libraries."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     tick, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
     boot = next(

@@ -90,7 +90,10 @@ def _next_due(store: Store) -> dict[str, int]:
 
 
 def first_timestamp(partition: Log) -> int:
-    """Return the timestamp (ms) of the first record; -1 if there is none, or it cannot be read from disk."""
+    """Return the timestamp (ms) of the first record.
+
+    Return -1 if there is no record, if it is only in the object store, or if it cannot be read.
+    """
     if partition.segments[0].is_tiered:
         # Reading the record would send requests to the object store.
         return -1

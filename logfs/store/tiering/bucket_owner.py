@@ -52,7 +52,7 @@ class BucketOwner:
         self.refusal = ""
 
     def claim(self) -> None:
-        """Make sure that this store owns the bucket: replace its tokens, or claim a bucket that has no owner.
+        """Make sure that this store owns the bucket: become the owner if there is none, and replace the tokens.
 
         This must be called before objects are stored or deleted. Also raises `NotWritable` if another store is the
         owner, or if a log directory of this store is a copy of one of the owner's.
@@ -150,8 +150,9 @@ class BucketOwner:
         """Give each log directory of this store a new token, and write `members` with these tokens to the bucket.
 
         A log directory gets the new token before the bucket does, and keeps the previous one: after a crash, the
-        bucket has one of the two. If `members` is None, the bucket has no owner: then log directories that are not
-        copies keep their tokens, and False is returned if the object `logfs.owner` exists after all.
+        bucket has one of the two. `members` is None if the object `logfs.owner` seems to be missing. Then log
+        directories that have a token and are not copies keep it. If the object exists nevertheless, it is not
+        replaced, and False is returned; otherwise True is returned.
         """
         disk, marks = self._disk(), self._marks()
         listed = dict(members or {})

@@ -79,8 +79,9 @@ class TieredLog:
     def segments_between(self, log_start_offset: int, offset: int) -> list[Segment]:
         """Return the remote segments that begin before `offset` and end at or after `log_start_offset`.
 
-        If the attribute `begin` is not None, a `MissingSegment` fills each gap up to `offset`. For example, `begin`
-        is 0, `offset` is 30, and there are copies of [0, 10) and [20, 30): a `MissingSegment` fills [10, 20).
+        If the log's first offset is known (the attribute `begin` is not None), a `MissingSegment` fills each range up
+        to `offset` that no remote segment has. For example, if `begin` is 0, `offset` is 30, and the remote segments
+        have [0, 10) and [20, 30), a `MissingSegment` fills [10, 20).
         """
         found: list[Segment] = []
         end = None if self.begin is None else max(self.begin, log_start_offset)
@@ -219,10 +220,11 @@ class TieredLogs:
         """Put the remote segments of a partition, if it has any, in front of its log, which was just loaded.
 
         The log begins at `log_start_offset`, the offset in the checkpoint, or at the offset of its first leader epoch
-        if that is higher. From there on, reads of an offset that is in no segment raise an error. In two cases the
-        log begins at its first segment instead: in a broker's directory (`is_brokers`), because a broker deletes
-        segments before it writes the epochs; and in a directory to which another process writes (`is_live`), if the
-        metadata partition exists, because segments may have been deleted since the checkpoint was read.
+        if that is higher. From there on, reads of an offset that is in no segment raise an error. In three cases the
+        log begins at its first segment instead: without a leader epoch; in a broker's directory (`is_brokers`),
+        because a broker deletes segments before it writes the epochs; and in a directory to which another process
+        writes (`is_live`), if the metadata partition exists, because segments may have been deleted since the
+        checkpoint was read.
 
         Raises the errors of `of`. In a writable store, raises `Corrupt` if the local log ends at a lower offset than
         the remote segments: appends would assign the offsets of copied records again.
