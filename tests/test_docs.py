@@ -281,9 +281,18 @@ def test_every_citation_of_kafka_storage_md_resolves() -> None:
 
 
 def test_every_module_is_on_a_map() -> None:
-    """Each package's docstring names its modules and subpackages, and docs/architecture.md names each package."""
+    """Each package's docstring names its modules and subpackages, and docs/architecture.md names each package.
+
+    In the tests, only modules without tests need to be named.
+    """
     architecture = (ROOT / "docs/architecture.md").read_text()
-    for path in (ROOT / "logfs").rglob("*.py"):
+    helpers = [
+        path
+        for folder in ("support", "kafka", "spark", "system")
+        for path in (ROOT / "tests" / folder).glob("*.py")
+        if not path.stem.startswith("test_") and path.stem != "conftest"
+    ]
+    for path in [*(ROOT / "logfs").rglob("*.py"), *helpers]:
         folder = path.parent
         if path.stem == "__init__":
             if folder.name in architecture or "cli" in folder.parts:
@@ -338,6 +347,41 @@ def test_references_in_docstrings_resolve() -> None:
         for name, member in re.findall(r"`([A-Z]\w+)\.(\w+)`", text):
             if name not in foreign:
                 assert member in classes.get(name, ()), f"{path.name}: {name}.{member}"
+
+
+# The pages that tell how the code works, and names in them that are examples or belong to other projects.
+PAGES_OF_THE_CODE = ("architecture", "threads", "durability", "recipes", "campaigns")
+NOT_OURS = {"invalidate_entry", "logfs_segments_sealed", "BZIP2_STEP_BYTES", "logfs/cli/epochs.py"}
+
+
+def test_names_in_the_documents_resolve() -> None:
+    """A module, a member of a class, or a name with an underscore in a page about the code is in the code."""
+    sources = [
+        *(path for folder in ("logfs", "tests") for path in (ROOT / folder).rglob("*.py")),
+        *(path for path in (ROOT / "scripts").rglob("*") if path.suffix in (".py", ".sh", "")),
+    ]
+    texts = {path: path.read_text() for path in sources if path.is_file()}
+    words = {word for text in texts.values() for word in re.findall(r"\w+", text)}
+    paths = "".join(f"/{path.relative_to(ROOT).with_suffix('')}\n" for path in texts)
+    classes: dict[str, set[str]] = {}
+    for text in (text for path, text in texts.items() if path.suffix == ".py"):
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ClassDef):
+                classes.setdefault(node.name, set()).update(members(node))
+    pages = [*(ROOT / f"docs/{name}.md" for name in PAGES_OF_THE_CODE), ROOT / "CONTRIBUTING.md"]
+    checked = 0
+    for page in pages:
+        prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        for name in re.findall(r"`([\w./]+)(?:\(\))?`", prose):
+            checked += 1
+            if re.fullmatch(r"[a-z_]+(?:/[a-z_]+)+(?:\.py)?", name):
+                is_known = re.search(rf"/{name.removesuffix('.py')}[/\n]", paths) is not None
+            elif found := re.fullmatch(r"([A-Z]\w+)\.(\w+)", name):
+                is_known = found[1] not in classes or found[2] in classes[found[1]]
+            else:
+                is_known = "_" not in name or not name.isidentifier() or name in words
+            assert is_known or name in NOT_OURS, f"{page.name}: {name}"
+    assert checked > 500
 
 
 def test_every_command_is_in_the_changelog() -> None:

@@ -2,8 +2,9 @@
 
 Each command is one file, imported only when the command runs, so that `logfs --help` starts fast. A command module
 has `add_arguments(parser)` and `run(arguments) -> int`, which returns the exit code: 0 for success, 1 for an error in
-the data or the system, 2 for wrong usage. `umount` also returns 3, `consume` 128 plus the number of a signal. Ctrl-C
-ends `mount -f`, `top` and `volume-plugin` with 0, and all other commands with 130.
+the data or the system, 2 for wrong usage. `umount` also returns 3, `consume` and `top` 128 plus the number of a
+signal. Ctrl-C ends `mount -f`, `top` and `volume-plugin` with 0. It kills the commands of `_READ_ONLY`, which a shell
+shows as 130. It ends all other commands with 130.
 
 Commands share `common` (arguments, opening a store, tables, errors), `service_manager` (messages to systemd) and
 `watch` (the snapshots that `status` and `top` show). `cat`, `tail` and `consume` also share `selection` (which

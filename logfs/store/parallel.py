@@ -44,18 +44,21 @@ def for_each(
                 fail(error)
 
     helpers: list[threading.Thread] = []
-    with suppress(RuntimeError):
-        for _ in range(min(threads, len(todo)) - 1):
-            helper = threading.Thread(target=run)
-            helper.start()
-            helpers.append(helper)
-    try:
-        run()
+
+    def join() -> None:
         for helper in helpers:
-            helper.join()
+            if helper.ident is not None:
+                helper.join()
+
+    try:
+        with suppress(RuntimeError):
+            for _ in range(min(threads, len(todo)) - 1):
+                helpers.append(threading.Thread(target=run))
+                helpers[-1].start()
+        run()
+        join()
     except BaseException as error:
         fail(error)
-        for helper in helpers:
-            helper.join()
+        join()
     if errors:
         raise errors[0]

@@ -340,8 +340,9 @@ class Commits:
     def _is_present(self, home: LogDir, part: CommitPart) -> bool:
         """Whether the partition to which a decided commit appends `part` still exists.
 
-        A new partition with the name of a deleted one does not count. Raises `CommitPending` if the partition is not
-        loaded, or its log directory is not open here.
+        A new partition with the name of a deleted one does not count: `forget_partition` has dropped the part, or, if
+        another program created the partition, its log ends before the place of the part. Raises `CommitPending` if
+        the partition is not loaded, or its log directory is not open here.
         """
         name = part.partition
         partition = self._registry.find(name)
@@ -388,6 +389,15 @@ class Commits:
             # In this case `check_changeable` raises the partition's error, so the place is kept.
             self._registry.writable(name).check_changeable()
             self._change_parts(name, lambda part: replace(part, base_offset=NO_PLACE))
+
+    def forget_partition(self, name: str) -> None:
+        """Drop what decided commits still have to append to the partition `name`, because it was deleted.
+
+        This must be called before a new partition of that name is created. Raises `OSError`.
+        """
+        if name in self.partitions():
+            with self._lock:
+                self._change_parts(name, lambda part: replace(part, done=True))
 
     def _change_parts(self, name: str, change: Callable[[CommitPart], CommitPart]) -> None:
         """Apply `change` to each unfinished `CommitPart` for the partition `name`, and record the result durably."""

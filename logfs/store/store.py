@@ -285,10 +285,10 @@ class Store:
     ) -> Partition:
         """Create a partition in the log directory with the fewest partitions, and return it when it is durable.
 
-        Committed offsets for an earlier partition of that name, which was deleted, are removed. `mirror_of` and
-        `mirrored_id` are only for the process that mirrors a cluster: they are the topic's setting
-        `logfs.mirror.source`, and the topic's id in that cluster. The partition then gets this id, and no leader
-        epoch until its first batch is appended.
+        Committed offsets and unfinished commits for an earlier partition of that name, which was deleted, are
+        dropped. `mirror_of` and `mirrored_id` are only for the process that mirrors a cluster: they are the topic's
+        setting `logfs.mirror.source`, and the topic's id in that cluster. The partition then gets this id, and no
+        leader epoch until its first batch is appended.
 
         Raises `InvalidName`, `PartitionExists`, `NotWritable`, `PartitionFailed` in a closed store, `OSError`, such
         as `LogDirFailed`, and the errors of `Groups.forget`.
@@ -301,6 +301,8 @@ class Store:
         if parsed.topic != GROUPS_TOPIC and name not in self.registry.homes:
             # A crash during the deletion of a partition of that name may have left committed offsets.
             self.groups.forget_partition(name)
+        if name not in self.registry.homes:
+            self.commits.forget_partition(name)
         with self.registry.lock:
             if name in self.registry.homes:
                 raise PartitionExists(f"{name}: the partition exists")

@@ -29,7 +29,7 @@ class VolumeOptions:
 
     `logdir` is an absolute path. At most one of `topic` and `partition` is set; both are "" for the whole log
     directory. With `ro` the log directory is mounted read-only. `uid`, `gid` and `mode` (permission bits) are set on
-    the directory that the volume shows; None leaves them as they are.
+    the directory that the volume shows or, for a topic, on all of its partitions; None leaves them as they are.
     """
 
     logdir: str

@@ -421,6 +421,28 @@ def test_a_pending_commit_survives_changes_to_its_log(
     assert not leftovers(log_dir)
 
 
+@pytest.mark.parametrize("is_reopened", [False, True])
+def test_a_pending_commit_passes_over_a_partition_that_was_created_again(
+    log_dir: Path, clock: Clock, is_reopened: bool
+) -> None:
+    """The new partition gets none of its records, and later commits work, although both partitions begin at 0."""
+    store = Store(log_dir, clock=clock, disk=(disk := Full()))
+    for name in ("a-0", "b-0"):
+        store.create(name)
+    disk.full = True
+    with pytest.raises(CommitPending):
+        store.commit("q", 0, staging(store, "q", 0, {"a-0": [b"1"], "b-0": [b"2"]}))
+    store.delete("b-0")
+    store.create("b-0")
+    if is_reopened:
+        abandon(store)
+        store = Store(log_dir, clock=clock)
+    disk.full = False
+    with store:
+        assert not store.commit("q", 1, staging(store, "q", 1, {"b-0": [b"3"]})).already
+        assert (values(store, "a-0"), values(store, "b-0")) == ([b"1"], [b"3"])
+
+
 @pytest.mark.parametrize("only", ["", "b-0", "c-0"])
 def test_every_opening_finishes_a_pending_commit(log_dir: Path, clock: Clock, only: str) -> None:
     """Also an opening for another partition, or for none; it does not list the partitions of the commit."""

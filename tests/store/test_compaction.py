@@ -243,9 +243,17 @@ def test_a_small_map_takes_several_rounds(
     monkeypatch.setattr(cleaner, "clean", small)
     orders = store.create("orders-0")
     fill(orders, clock, 3, keys=30, rounds=2)
-    store.compact("orders-0")
+    before = (orders.size_bytes, len(orders.segments))
+    done = store.compactor.compact("orders-0")
     assert keys_of(orders) == [(150 + n, b"%d" % n) for n in range(30)]
     assert len(taken) > 5
+    # The active segment is not compacted.
+    active = orders.segments[-1].size_bytes
+    assert (done.bytes_before + active, done.segments_before + 1) == before
+    assert (done.bytes_after + active, done.segments_after + 1) == (
+        orders.size_bytes,
+        len(orders.segments),
+    )
     assert checkpoint(log_dir) == "0\n1\norders 0 180\n"
 
 

@@ -27,7 +27,7 @@ SYSCALLS = [
 ]
 # The calls before which the files can differ from their state before the preceding call.
 CHANGING = frozenset(SYSCALLS) - {"openat", "mmap", "close", "pread64", "clone3"}
-# The errors that calls of a command are made to return.
+# The errors that calls of a command or of a mount are made to return.
 ERRORS = {
     "pwrite64": ("EIO", "ENOSPC", "EINTR"),
     "fsync": ("EIO", "ENOSPC", "EINTR"),

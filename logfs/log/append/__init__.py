@@ -19,9 +19,9 @@ A record written to `append` or `append.jsonl` may be refused for these reasons,
    the timestamp of an envelope is out of bounds.
 4. `format/encoding/batch_builder`: a batch with the record exceeds `max.message.bytes` or `segment.bytes`.
 5. The write to the disk fails: `Partition` cuts off what was written. It also refuses all later appends, unless the
-   disk is full or too many files are open.
+   errno is in `EXHAUSTED`: no space, no quota, a file too large, too many open files.
 6. A due or requested sync fails (`flush.messages`, O_SYNC, O_DSYNC): the records are in the log, but not durable; the
-   write fails, and so do all later appends.
+   write fails, and so do all later appends, unless only file descriptors were short.
 
 After a storage error such as EIO, `log/disk/checked_disk` refuses all access to the log directory, including reads.
 
@@ -30,7 +30,7 @@ and this write fails with the error.
 
 docs/filesystem.md ("Errors") has the errno of each class of error, and `mount/errnos` maps them. The classes are
 `NotWritable`, `UnknownPartition` and `PartitionFailed` in steps 1 and 6, and `InvalidEnvelope`, `InvalidRecord` and
-`RecordTooLarge` in steps 2 to 4. Step 5 raises the `OSError` itself for a full disk or too many open files, and
+`RecordTooLarge` in steps 2 to 4. Step 5 raises the `OSError` itself for an errno in `EXHAUSTED`, and
 `PartitionFailed` for other errors. A producer's batch (`append_batch`, Python only) is refused by
 `validator.check_batch` and by `state/producers`.
 """

@@ -10,7 +10,8 @@ records. A read-only store keeps its own files in the user's cache directory.
 Three checks keep the answers right. The checksum of each block of the file is verified when the block is read. The
 last batch that the tables cover must still be in the log at the same offsets; it is not if the log was truncated, or
 if the file belongs to another log. The record at the offset that a table has for a key must have this key. If a check
-fails, the index is rebuilt. Compaction keeps the newest record of each key, so it does not invalidate the index.
+fails, the index is rebuilt. Compaction keeps the newest record of each key, so the index stays valid, unless it names
+a record of an aborted transaction.
 """
 
 from __future__ import annotations

@@ -91,9 +91,9 @@ class CommittedText:
     """A text view like `TextView`, but only of the records that a reader with isolation level read_committed sees.
 
     It is the text of all records without the hidden bytes, which a list of `HiddenRange`s names. All transactions
-    below the last stable offset have ended, so ranges are only added at the end, and the view only grows. For
-    example, in a log of the records a, B (aborted) and c, the text of all records is "a\\nB\\nc\\n", and the hidden
-    range [2, 4) leaves "a\\nc\\n".
+    below the last stable offset have ended, so ranges are only added at the end, and the view only grows, until the
+    log is truncated. For example, in a log of the records a, B (aborted) and c, the text of all records is
+    "a\\nB\\nc\\n", and the hidden range [2, 4) leaves "a\\nc\\n".
     """
 
     def __init__(

@@ -194,14 +194,14 @@ class Compactor(Maintenance):
         partition = self._registry.writable(name)
         if roll:
             partition.roll(self._registry.clock())
-        total = done = self._round(name, progress)
+        total = self._round(name, progress)
         bound = self.plan(name).dirty.first_uncleanable
-        while done.first_dirty < bound:
+        while total.first_dirty < bound:
             done = self._round(name, progress)
-            total = total._replace(
-                first_dirty=done.first_dirty,
-                bytes_after=done.bytes_after,
-                segments_after=done.segments_after,
+            # This round has also read what the rounds before it left.
+            total = done._replace(
+                bytes_before=total.bytes_before + done.bytes_before - total.bytes_after,
+                segments_before=total.segments_before + done.segments_before - total.segments_after,
             )
         return total
 

@@ -202,11 +202,6 @@ def _why_it_stays(
     segment = segments[0]
     if not segment.size_bytes and len(segments) == 1:
         return "the segment is empty"
-    if unread is not None and unread.offset < segment.next_offset:
-        return (
-            f"the group {unread.group} of logfs.retention.groups has read it only up to offset {unread.offset}; "
-            "'logfs groups' shows what groups have committed"
-        )
     if config is None:
         return (
             "the directory is a broker's, so the topic's settings are not stored in it; to have logfs delete by size "
@@ -214,11 +209,19 @@ def _why_it_stays(
         )
     if not config.has_delete_policy:
         return f"cleanup.policy={','.join(sorted(config.cleanup_policy))} deletes nothing by age or size"
-    if segment.next_offset > copied_end:
+    obstacle = ""
+    if unread is not None and unread.offset < segment.next_offset:
+        obstacle = (
+            f"the group {unread.group} of logfs.retention.groups has read it only up to offset {unread.offset}; "
+            "'logfs groups' shows what groups have committed"
+        )
+    elif segment.next_offset > copied_end:
+        obstacle = f"it is not in the object store yet, where the copies end at offset {copied_end}"
+    if obstacle:
         limits = config.retention_bytes, config.retention_ms
         due = next(_beyond_limits(segments, limits, _TOTAL, now_ms), None)
         if due is not None:
-            return f"{due.reason}, but it is not in the object store yet, where the copies end at offset {copied_end}"
+            return f"{due.reason}, but {obstacle}"
     reasons = []
     if config.retention_bytes >= 0:
         total = sum(each.size_bytes for each in segments)
