@@ -246,9 +246,9 @@ class Printer:
 
 
 def _past_damage(reader: Reader, start: int, stop: int) -> Iterator[tuple[int, Chunk]]:
-    """Yield (next offset, chunk) for the records at the offsets [start, stop).
+    """Yield the records at the offsets [start, stop) in chunks, each with the offset after it.
 
-    Damage is skipped silently: it is reported later, when the records are printed.
+    Damage is skipped silently: the caller reads the records again to print them, and then reports it.
     """
     from logfs.log.segment.batch_iterator import DamagedRange
 

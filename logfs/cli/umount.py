@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Unmount, and wait until another process can open the store.
 
-    There is no wait with `--lazy`, if the mount's daemon has already ended, or if its status cannot be read. The exit
+    It does not wait with `--lazy`, nor for a daemon that has already ended or whose status cannot be read. The exit
     code is 3 if the daemon continues because the filesystem is also mounted elsewhere: in another mount namespace,
     such as a container's, or by a bind mount on another directory. The code is 1 if a log directory was left without
     its clean-shutdown marker.

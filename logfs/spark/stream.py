@@ -253,9 +253,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> dict[TopicPartition, Reader]:
         """Return the existing partitions that the query may read now. `topic_ids` are the ids that the query knows.
 
-        A partition that was deleted and recreated is left out as long as it is in `_remade`. While a topic that the
-        query knows is being recreated, some of its partitions have the old topic id and others the new one. Those
-        with the new id are left out, too.
+        A partition that was deleted and recreated is left out while the query's offsets still have the deleted one
+        (`_remade`). While a topic that the query knows is being recreated, some of its partitions have the old topic
+        id and others the new one. Those with the new id are left out, too.
         """
         agreed = look.ids_by_topic()
         return {

@@ -65,7 +65,10 @@ _CLOSING_THREADS = 8
 
 
 def _disk_for(log_dirs: Iterable[str | os.PathLike[str]], *, read_only: bool) -> Disk:
-    """Return the disk of log directories or of a bucket. Raises `NotWritable` for a bucket unless `read_only`."""
+    """Return the `Disk` for paths of log directories, or for one path of a bucket.
+
+    Raises `NotWritable` for a bucket unless `read_only`.
+    """
     for path in map(as_path, log_dirs):
         if isinstance(path, BucketPath):
             if not read_only:

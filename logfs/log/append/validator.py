@@ -126,7 +126,10 @@ def _check_size(size: int, config: LogConfig) -> None:
 
 
 def _check_header(header: Header, *, trusted: bool) -> None:
-    """Raise `InvalidRecord` for a header that a producer's batch cannot have."""
+    """Raise `InvalidRecord` for a batch header that a producer may not send.
+
+    With `trusted`, the batch is from a group coordinator, and may have a producer id without a sequence.
+    """
     if header.is_control:
         raise InvalidRecord(
             "the batch is a control batch: end a transaction with 'end_transaction'"

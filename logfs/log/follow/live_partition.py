@@ -341,7 +341,7 @@ class LivePartition(Log):
         return _Look(number, found.identity, mtime_ns, listing, remote)
 
     def _take(self, look: _Look) -> bool:
-        """Make the segments in `look` and all new batches visible to readers. Return whether anything changed.
+        """Make what a check of the directory (`look`) has found visible to readers. Return whether anything changed.
 
         The caller must hold `lock`.
         """

@@ -88,7 +88,7 @@ class Log(Reader):
 
     @property
     def log(self) -> Log:
-        """This object: it is the log with all of its records."""
+        """This object. A `CommittedReader`, which hides some records, returns the log that it reads."""
         return self
 
     # The published state, which readers see (module `log_state`).

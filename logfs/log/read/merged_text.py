@@ -134,7 +134,7 @@ class MergedText:
             return b"".join(parts)
 
     def _grow(self) -> None:
-        """Add a slice with the records that were appended to the logs since the last call."""
+        """Add one slice to the end of the text: the records that were appended to the logs since the last call."""
         ends = self._ends_now()
         if ends == self._ends:
             return
@@ -223,7 +223,7 @@ class MergedText:
         return merge([self._stream(number, first, part) for number, first in enumerate(offsets)])
 
     def _stream(self, number: int, first: int, part: _Slice) -> Iterator[MergedRows]:
-        """Yield the rows of one log in a slice, from the offset `first` on."""
+        """Yield the rows of log `number` that belong to the slice `part` of the text, from the offset `first` on."""
         text, at, reached = self._texts[number], first, part.reached[number]
         prefix = envelope.prefix(self._logs[number].name)
         while at < part.ends[number]:

@@ -212,9 +212,9 @@ class Reader:
 
     @property
     def generation(self) -> int:
-        """A number that grows at each change of the log that makes new text views differ from older ones.
+        """A number that grows when the log changes other than by an append, for example by a truncation.
 
-        After such a change, a new view may have other bytes at the same positions than an older view.
+        After such a change, a new text view may have other bytes at the same positions than an older view.
         """
         return self.log.state.generation
 

@@ -132,7 +132,7 @@ class TextView:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the size is final. Only `size` and `read` update this."""
+        """Whether the view grows no more. This is as of the last call of `size` or `read`."""
         return self._fixed_size is not None
 
     @property

@@ -249,8 +249,8 @@ def text_entries(
 ) -> list[TextEntry]:
     """Return `count` text index entries, made from the log, to replace damaged ones between two valid entries.
 
-    Without `after`, the last new entry is for the end of the segment. Returns an empty list if the text size of the
-    log between `before` and `after` differs from that in the two entries, or if there are too few batches between.
+    Without `after`, the last new entry is for the end of the segment. Returns an empty list if there are too few
+    batches between `before` and `after`, or if their text has another size than the two entries say.
     """
     # The offset, position and text size of each batch or damaged range between the two entries. None stands for a
     # size that is derived from the other sizes.

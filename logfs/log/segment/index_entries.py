@@ -210,7 +210,10 @@ class IndexWriter(EntryCollector):
             self._allocated = end
 
     def trim(self, entries: Entries) -> Entries:
-        """Cut the space after `entries` off the file, drop the mapping, and return what readers see from now on."""
+        """Cut the preallocated space after `entries` off the file, and drop the mapping of the file into memory.
+
+        Returns the same entries for readers to use from now on; these open the file again (`reopens`).
+        """
         self._disk.truncate(self._file, entries.length * self._entry.size)
         self._mapping = None
         entries.blocks.clear()

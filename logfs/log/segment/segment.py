@@ -109,9 +109,9 @@ class Segment(SegmentFiles):
     def _repaired(self, number: int) -> SparseIndex | None:
         """Check the file of the offset index (`number` 0) or the time index (1); rebuild a wrong one from the log.
 
-        Returns the rebuilt index, or None if the file may be used. The file is not checked, and the result is None,
-        if the segment is not sealed, is empty, or is in a bucket, where a check costs requests. The result is also
-        None if a rebuild has not made the file right. A wrong file may be used, because each entry is checked against
+        Returns the rebuilt index, or None if the caller is to use the file as it is. That is so if the file is right,
+        and also if it could not be made right. The file of a segment that is not sealed, is empty, or is in a bucket,
+        where a check costs requests, is not checked. A wrong file does no harm, because each entry is checked against
         the log when it is used.
         """
         if self.next_base is None or self.is_active or self._disk.is_remote or not self.size_bytes:

@@ -300,7 +300,10 @@ class LogDir:
         self._lock = None
 
     def _read_broker_epoch(self) -> int:
-        """Return the broker epoch in the clean-shutdown marker, -1 for none. A broker registers with this epoch."""
+        """Return the broker epoch in the clean-shutdown marker, -1 for none.
+
+        A broker that starts sends this epoch to its controller.
+        """
         path = self.path / CLEAN_SHUTDOWN
         try:
             if self.clean:

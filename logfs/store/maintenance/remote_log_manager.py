@@ -377,9 +377,9 @@ class RemoteLogManager(Maintenance):
         self.timer = Timer(registry.clock())
 
     def _claim_once(self) -> None:
-        """Claim the bucket for this store (`BucketOwner.claim`) if it is not claimed yet and topics are tiered.
+        """Claim the bucket for this store (`BucketOwner.claim`) if the store has not claimed it yet and needs it.
 
-        If the last claim was refused, try again in any case.
+        The store needs the bucket if a topic is tiered, or if its last claim was refused.
         """
         partitions = list(self._registry.partitions.values())
         if self._tiered.owner.refusal or (

@@ -3,8 +3,8 @@
 `plan_retention` only finds the segments; `Retainer` deletes them. They are found in three passes over the log: for
 segments below the log start offset, for segments in excess of `retention.bytes`, and for segments older than
 `retention.ms`. Each pass begins at the oldest segment that is left, and ends at the first segment that it does not
-delete. The passes for size and age also end at the first record that a group of `logfs.retention.groups` has not
-read.
+delete. The passes for size and age also end at the segment with the first record that a group of
+`logfs.retention.groups` has not read.
 
 In a tiered log these passes go over the remote and the local segments; a segment in both places counts once. Unless
 `remote.log.copy.disable` is true, the passes for size and age end at the first segment that is not copied yet. Two

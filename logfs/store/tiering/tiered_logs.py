@@ -179,7 +179,7 @@ class TieredLogs:
             return self._logs.setdefault(named, TieredLog(named, self.metadata, disk))
 
     def is_read(self, segment: RemoteSegment) -> bool:
-        """Whether a reader or the log still uses a remote segment."""
+        """Whether a remote segment must be kept, because the log still has it or a reader still holds it."""
         log = self._logs.get(segment.partition)
         return log is not None and segment.segment_id in log.known
 
