@@ -372,10 +372,19 @@ def test_nothing_is_missed_that_comes_while_a_log_is_opened_or_refreshed(
 
 
 class RenamingDisk(ReadOnlyDisk):
-    """A disk on which, while `hides` is set, listings miss the first and the second .log file in turns."""
+    """A disk on which, while `hides` is set, listings miss the first and the second .log file in turns.
+
+    As by real renames, the directory has always changed a moment ago.
+    """
 
     hides = False
     _scans = 0
+
+    def stat_settled(
+        self, path: Path, since_ns: int | None = None, *, follow: bool = False
+    ) -> tuple[Status, bool]:
+        found, is_settled = super().stat_settled(path, since_ns, follow=follow)
+        return found, is_settled and not self.hides
 
     def scan(self, path: Path) -> Iterator[Entry]:
         found = sorted(super().scan(path))
