@@ -71,7 +71,7 @@ def collect(tests: Sequence[str]) -> None:
     DURATIONS.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", "-q", "-n", str(os.cpu_count()), "-p", "durations"]
     command += [f"--cov-config={config}", "--cov", "--cov-context=test", "--cov-report=", *tests]
-    environment["PYTHONPATH"] = f"{Path(__file__).parent}:{ROOT}"
+    environment["PYTHONPATH"] = f"{Path(__file__).parent}:{os.environ['PYTHONPATH']}"
     subprocess.run(command, cwd=ROOT, env=environment, check=False)
 
 

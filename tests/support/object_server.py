@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
 BUCKET = "tiered"
+# Where scripts/setup installs moto and what only moto needs.
+PACKAGES = str(Path(sys.prefix, "share/moto"))
 # What an S3 server answers when it wants fewer requests.
 SLOW_DOWN = (
     "<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
@@ -126,6 +130,8 @@ class _Faulty:
 @contextmanager
 def object_server() -> Iterator[ObjectServer]:
     """Run the server with a bucket; its endpoint and keys are to be put into the environment."""
+    if PACKAGES not in sys.path:
+        sys.path.append(PACKAGES)
     from moto.backends import get_backend
     from moto.core import DEFAULT_ACCOUNT_ID
     from moto.server import create_backend_app
