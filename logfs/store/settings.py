@@ -105,8 +105,8 @@ class Settings:
         `changes` has texts by setting name; None or a blank text removes an override. These errors are raised before
         anything is written: `InvalidSetting` for an unknown name, an invalid value, a value that contradicts another
         setting, tiering without a bucket, or a change that `LogConfig.check_change` refuses; `LogDirFailed` while a
-        log directory is offline; `InvalidStore` if a log directory of the store that is not open here has a copy of
-        the settings.
+        log directory is offline; `InvalidStore` if another log directory of the store, which this process has not
+        opened, also has the settings of the topic.
         """
         if not changes:
             return

@@ -340,9 +340,9 @@ class Commits:
     def _is_present(self, home: LogDir, part: CommitPart) -> bool:
         """Whether the partition to which a decided commit appends `part` still exists.
 
-        A new partition with the name of a deleted one does not count: `forget_partition` has dropped the part, or, if
-        another program created the partition, its log ends before the place of the part. Raises `CommitPending` if
-        the partition is not loaded, or its log directory is not open here.
+        Returns False if the partition was deleted, even if another program has created a new one of the same name.
+        That one is recognised because its log ends before `part.base_offset`, and it has none of the staged files.
+        Raises `CommitPending` if the partition is not loaded, or its log directory is not open here.
         """
         name = part.partition
         partition = self._registry.find(name)

@@ -216,8 +216,8 @@ class Store:
         """Load the partitions of a lazy store that are not loaded yet, and recover them if necessary; may take long.
 
         Other threads may use the store meanwhile. With `gently`, loading pauses after each partition for as long as
-        the load took, to leave time to these threads, unless partitions may need recovery. `stop_loading` and `close`
-        end the loading.
+        the load took, to leave time to these threads. There are no pauses if partitions may need recovery.
+        `stop_loading` and `close` end the loading.
         """
         began = time.monotonic()
         self.registry.loader.load_all(gently=gently)

@@ -277,7 +277,7 @@ def _slices(stored: StoredSegment) -> dict[str, manifest.Slice]:
 
 
 class LocalSegment(BucketSegment):
-    """A copy as Kafka's `LocalTieredStorage` makes it: each file is an object."""
+    """A remote segment as Kafka's `LocalTieredStorage` lays it out: each file of the segment is an object."""
 
     suffixes = stored = (*object_keys.LOCAL_SUFFIXES, LOCAL_TEXT)
     required = frozenset(object_keys.LOCAL_SUFFIXES) - {names.TXN_INDEX}

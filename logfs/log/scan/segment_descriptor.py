@@ -120,7 +120,7 @@ class SegmentDescriptor:
         )
 
     def check_in_place(self) -> None:
-        """Raise `Gone` unless the planned file is still there, under its own name or with the suffix `.swap`.
+        """Raise `Gone` unless the described .log file is still there, under its own name or with the suffix `.swap`.
 
         A segment in an object store is not looked up, because its objects are never replaced.
         """
@@ -167,10 +167,11 @@ class SegmentDescriptor:
 
 
 class _SegmentByIdentity(Segment):
-    """A segment whose .log file is recognised by its identity, and may still have the suffix `.swap`.
+    """A segment whose .log file is recognised by its inode number (`identity`), and not only by its name.
 
-    Compaction later removes this suffix from the new segment (kafka-storage 8.8). A segment that has left the log but
-    whose file is not removed yet counts as gone: the segment that replaced it has its records.
+    The file may still have the suffix `.swap`: compaction gives it to a segment that it has written, and removes it
+    later (kafka-storage 8.8). A segment that compaction has replaced counts as gone even while its file still exists,
+    because the new segment has its records.
     """
 
     def __init__(self, disk: Disk, directory: Path, base_offset: int, identity: int | None) -> None:

@@ -124,7 +124,7 @@ class GroupsFolder(DirectoryNode):
 
 
 class GroupsDirectory(GroupsFolder, PartitionFolder):
-    """`groups/` of a partition. A file holds one offset."""
+    """`groups/` of a partition: for each consumer group a file with the offset that it has committed there."""
 
     @property
     def readers(self) -> Sequence[Reader]:
