@@ -62,7 +62,7 @@ class Level(Enum):
     # Locks of readers.
     KEYS = "KeyIndex._lock", Wait.NETWORK, "the tables of a key index and what they cover"
     MERGING = "MergedText._lock", Wait.NETWORK, "the slices of the text of several partitions"
-    HIDDEN = "CommittedText._finding", Wait.NETWORK, "the hidden ranges of a text, which only grow"
+    HIDDEN = "CommittedText._finding", Wait.NETWORK, "the hidden ranges of a text"
     METADATA = "RemoteLogMetadata._lock", Wait.FILES, "the replays of `__remote_log_metadata`"
     RECOVERY = "PartitionLoader._turn", Wait.SYNCS, "one recovery of a small partition at a time"
     # Locks of a partition and its files.

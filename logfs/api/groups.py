@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from logfs.api.arguments import checked_name, checked_offsets
 from logfs.errors import UnknownGroup, did_you_mean
+from logfs.format.messages.group_record import lag_of
 from logfs.store.groups import TOPIC
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class ConsumerGroups(Mapping[str, Mapping[str, int]]):
         Partitions that the store does not have are left out. Raises `UnknownGroup`.
         """
         return {
-            name: max(self._store[name].log_end_offset - offset, 0)
+            name: lag_of(offset, self._store[name].log_end_offset)
             for name, offset in self[group].items()
             if name in self._store
         }

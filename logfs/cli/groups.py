@@ -20,6 +20,7 @@ from logfs.cli.common import (
 )
 from logfs.errors import InvalidName, did_you_mean
 from logfs.format.base import names
+from logfs.format.messages.group_record import lag_of
 
 if TYPE_CHECKING:
     import argparse
@@ -121,7 +122,7 @@ def _rows(
 def _print_table(rows: list[tuple[GroupOffset, int | None]]) -> None:
     cells = [_COLUMNS]
     for (group, partition, commit), end in rows:
-        log_end, lag = ("-", "-") if end is None else (str(end), str(end - commit.offset))
+        log_end, lag = ("-", "-") if end is None else (str(end), str(lag_of(commit.offset, end)))
         cells.append(
             (group, partition.topic, str(partition.partition), str(commit.offset), log_end, lag)
         )
@@ -136,7 +137,7 @@ def _print_json(rows: list[tuple[GroupOffset, int | None]]) -> None:
             "partition": partition.partition,
             "offset": commit.offset,
             "logEndOffset": end,
-            "lag": None if end is None else end - commit.offset,
+            "lag": None if end is None else lag_of(commit.offset, end),
             "leaderEpoch": commit.leader_epoch,
             "metadata": commit.metadata,
             "commitTimestamp": commit.commit_timestamp,

@@ -48,9 +48,12 @@ def add_bounds(parser: argparse.ArgumentParser) -> None:
         help="from a time on, or between two times: ms since 1970, ISO 8601, or words such as 'yesterday', in UTC",
     )
     parser.add_argument(
-        "--since", type=not_empty, metavar="T", help="from a time on, such as '10 minutes ago'"
+        "--since",
+        type=not_empty,
+        metavar="T",
+        help="from a time on, such as '10 minutes ago', in UTC",
     )
-    parser.add_argument("--until", type=not_empty, metavar="T", help="before a time")
+    parser.add_argument("--until", type=not_empty, metavar="T", help="before a time, in UTC")
 
 
 def add_filter(parser: argparse.ArgumentParser) -> None:

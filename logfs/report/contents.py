@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import LogfsError
+from logfs.format.messages.group_record import lag_of
 from logfs.log.scan.segment_stats import (
     SegmentStats,
     count_segment,
@@ -212,7 +213,7 @@ def _partition(store: Store, partition: Log, counts: SegmentStats | None) -> Par
 
 
 def _lag(store: Store, name: str, offset: int) -> int | None:
-    return max(store[name].log_end_offset - offset, 0) if name in store else None
+    return lag_of(offset, store[name].log_end_offset) if name in store else None
 
 
 def _counts(partition: Log, bucket_ms: int, progress: Progress) -> SegmentStats:

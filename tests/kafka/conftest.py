@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def kafka() -> Distribution:
-    """Apache Kafka's newest release. Tests that use it are skipped where it is not available."""
+    """Apache Kafka, in the release that `pom.xml` names. Tests that use it are skipped where it is not available."""
     return distribution()
 
 

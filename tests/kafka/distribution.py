@@ -37,7 +37,7 @@ class Distribution:
 
 @functools.cache
 def distribution() -> Distribution:
-    """Return Kafka's newest release, which the test needs. The first call resolves and compiles it."""
+    """Return Kafka in the release that `pom.xml` names. The first call resolves and compiles it."""
     for name in ("java", "javac", "mvn"):
         need(shutil.which(name), f"{name} is not installed ({INSTALL})")
     with turn():

@@ -168,6 +168,7 @@ def test_a_copy_keeps_its_local_segments(
     for path, drops in ((twin, False), (log_dir, True)):
         with Store(path, clock=clock) as store:
             before = len(store["orders-0"].local_segments)
+            assert bool(store.retention_plan("orders-0").released) == drops
             store.retain()
             assert (len(store["orders-0"].local_segments) < before) == drops
 

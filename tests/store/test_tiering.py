@@ -31,7 +31,9 @@ from logfs.log.read.read_committed import Isolation
 from logfs.log.remote import encryption, object_store, segment_upload
 from logfs.log.remote.object_store import ObjectStore
 from logfs.mount.nodes.offsets import first_offsets
+from logfs.store.maintenance.retention import RetentionCause
 from logfs.store.observe.check import Severity, check
+from logfs.store.observe.metrics import metrics
 from logfs.store.observe.status import partition_status
 from logfs.store.store import Store
 from logfs.store.tiering.bucket_owner import FILE_NAME
@@ -664,11 +666,23 @@ def test_upkeep_copies_and_waits_after_an_error(
         store.upkeep()
         assert manager.copy_errors == 1
         assert list(manager.backoff)
+        # The claim of the bucket, and the copies of the partition.
+        text = metrics(store)
+        assert b"\nlogfs_upkeep_waiting 2\n" in text
+        assert b"\nlogfs_upkeep_failures_total 2\n" in text
+        # Retries after one second, then two, although the interval is 30 s.
+        for wait_ms in (1000, 2000):
+            clock.now_ms += wait_ms - 1
+            store.upkeep()
+            errors = manager.copy_errors
+            clock.now_ms += 1
+            store.upkeep()
+            assert manager.copy_errors == errors + 1
         bucket.mkdir()
-        clock.now_ms += 500
+        clock.now_ms += 3999
         store.upkeep()
         assert manager.copied_segments == 0
-        clock.now_ms += 60_000
+        clock.now_ms += 1
         store.upkeep()
         assert manager.copied_segments == len(partition.segments) - 1
         assert not list(manager.backoff)
@@ -729,6 +743,26 @@ def test_what_is_not_copied_stays(log_dir: Path, bucket: Path, clock: Clock) -> 
         # Only as much as the whole log may have stays, although the newest segments are not copied.
         assert partition.log_start_offset > max(start, local)
         assert not partition.segments[0].is_tiered
+
+
+def test_local_segments_go_by_time(log_dir: Path, bucket: Path, clock: Clock) -> None:
+    """Those that were copied, when their newest record is older than `local.retention.ms`; no record goes."""
+    with Store(log_dir, clock=clock) as store:
+        partition = tiered(store, bucket, local_retention_bytes=-1, local_retention_ms=1000)
+        fill(partition)
+        records = list(partition.read())
+        clock.now_ms += 10**9
+        store.retain()
+        assert partition.local_start_offset == 0
+        assert store.tier("orders-0")
+        count = len(partition.segments)
+        store.retain()
+        assert [segment.is_tiered for segment in partition.segments] == [True] * (count - 1) + [
+            False
+        ]
+        assert store.retainer.segments == {RetentionCause.LOCAL_TIME: count - 1}
+        assert partition.log_start_offset == 0
+        assert list(partition.read()) == records
 
 
 def test_remote_segments_go_with_the_log_start(log_dir: Path, bucket: Path, clock: Clock) -> None:

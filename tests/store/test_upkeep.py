@@ -137,10 +137,10 @@ def test_a_partition_that_fails_delays_no_other(
         "upkeep: retention of orders-1 failed, and is retried in 1 s: [Errno 5]"
     )
     store.upkeep()
-    assert store.scheduler.failures == 1, "it waits"
+    assert store.scheduler.backoff.failures == 1, "it waits"
     clock.now_ms += 1000
     store.upkeep()
-    assert store.scheduler.failures == 2
+    assert store.scheduler.backoff.failures == 2
     monkeypatch.undo()
     clock.now_ms += 2000
     store.upkeep()

@@ -85,6 +85,15 @@ class OffsetCommit(NamedTuple):
         return _COMMIT.encode(version, fields)
 
 
+def lag_of(offset: int, log_end_offset: int) -> int:
+    """Return how many offsets lie between a committed offset and the end of the log.
+
+    They may be more than there are records. If the log ends before the committed offset, for example after a
+    truncation, this is 0.
+    """
+    return max(log_end_offset - offset, 0)
+
+
 def parse_key(data: bytes) -> Message | None:
     """Return the parsed key of a record; its `version` is the key's type. None for a type of a later release.
 

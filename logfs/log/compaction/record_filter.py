@@ -1,7 +1,7 @@
 """The filter of compaction: which records and batch headers stay, and the bytes of the new .log file.
 
 The rules are those of kafka-storage 8.5 to 8.7. The first round that meets a tombstone gives its batch a delete
-horizon, `delete.retention.ms` from then; a round after the horizon drops the tombstone. The rules are applied to a
+horizon, `delete.retention.ms` from then; a round from then on drops the tombstone. The rules are applied to a
 whole run of scanned batches (`ScannedBatches`) at once. Batches that do not change are copied as they are in the
 file.
 """

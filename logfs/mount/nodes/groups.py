@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from logfs.errors import InvalidName, OffsetOutOfRange
 from logfs.format.base.names import file_name, parse_file_name
+from logfs.format.messages.group_record import lag_of
 from logfs.mount.errnos import refuse
 from logfs.mount.nodes.base import (
     READ_BITS,
@@ -226,14 +227,17 @@ class GroupFile(FileNode):
 
 
 class LagFile(GroupFile):
-    """The lag of a group: log end offset minus committed offset, summed over the partitions that have a commit."""
+    """The lag of a group (`lag_of`), summed over the partitions that have a commit.
+
+    For read_committed, a log ends at its last stable offset.
+    """
 
     allowed_bits = READ_BITS
 
     def content(self, commits: Commits) -> bytes:
         if not commits:
             return b""
-        return b"%d\n" % sum(each.log_end_offset - commit.offset for each, commit in commits)
+        return b"%d\n" % sum(lag_of(commit.offset, each.log_end_offset) for each, commit in commits)
 
     def open(self, flags: int, caller: Caller) -> Handle:
         if flags & (os.O_WRONLY | os.O_RDWR):

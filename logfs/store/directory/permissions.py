@@ -41,10 +41,10 @@ class _Partition(Protocol):
 class PermissionTable:
     """The `Access` of the virtual files in a partition's directory, by name; "" is the name of the directory itself.
 
-    A file whose access was never set has the directory's owner and mode bits. These bits are limited to 0444 for
-    files that are read, to 0666 for files that are written, and to 0555 for subdirectories. If the access of the
-    directory itself was never set, it has the mode and owner that it has on the disk. A read-only store reads the
-    table again whenever another process has changed it.
+    A file whose access was never set has the directory's owner and mode bits. These bits are limited to those that
+    the file or subdirectory allows, such as 0444 for files that are only read (`allowed_bits` of its node). If the
+    access of the directory itself was never set, it has the mode and owner that it has on the disk. A read-only store
+    reads the table again whenever another process has changed it.
     """
 
     def __init__(self, partition: _Partition) -> None:

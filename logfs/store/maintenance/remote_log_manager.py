@@ -32,7 +32,14 @@ from logfs.format.tiered.metadata_record import TOPIC
 from logfs.format.tiered.remote_segment import RemoteSegment, SegmentState
 from logfs.locks import Level, make_lock
 from logfs.store.maintenance.context import Maintenance, MaintenanceContext
-from logfs.store.maintenance.schedule import Backoff, MaintenanceTask, Timer, due, throttle
+from logfs.store.maintenance.schedule import (
+    Backoff,
+    MaintenanceTask,
+    Timer,
+    due,
+    retry_timer,
+    throttle,
+)
 from logfs.store.tiering.metadata import BROKER_ID
 
 if TYPE_CHECKING:
@@ -356,30 +363,29 @@ class RemoteLogManager(Maintenance):
                 self.deleted_segments += 1
 
     def run_due(self) -> None:
-        """Copy segments and delete remote segments if `remote.log.manager.task.interval.ms` has passed.
+        """Delete and copy remote segments if `remote.log.manager.task.interval.ms` has passed, or a retry is due.
 
-        Failed work is logged, and retried by a later call.
+        Failed work is logged, and retried by a later call (`Backoff`).
         """
         registry, task = self._registry, MaintenanceTask.TIERING
         broker, now_ms = registry.settings.broker_config, registry.clock()
         if not due({task: self.timer}, broker, now_ms, is_paused=registry.is_paused):
             return
-        self.backoff.attempt(task, "", self._claim_once)
-        if self._tiered.owner.refusal:
-            self.timer = Timer(registry.clock())
-            return
+        waits_ms = [self.backoff.attempt(task, "", self._claim_and_expire)]
         for name in list(registry.partitions):
+            if self._tiered.owner.refusal:
+                break
             if self._stopped.is_set():
                 return
-            self.backoff.attempt(task, name, partial(self._copy_due, name))
-        self.backoff.attempt(task, "", self.expire)
+            waits_ms.append(self.backoff.attempt(task, name, partial(self._copy_due, name)))
         self.backoff.keep(registry.partitions)
-        self.timer = Timer(registry.clock())
+        self.timer = retry_timer(task, registry.clock(), broker, waits_ms)
 
-    def _claim_once(self) -> None:
-        """Claim the bucket for this store (`BucketOwner.claim`) if the store has not claimed it yet and needs it.
+    def _claim_and_expire(self) -> None:
+        """Claim the bucket for this store (`BucketOwner.claim`) if necessary, then delete what is due (`expire`).
 
-        The store needs the bucket if a topic is tiered, or if its last claim was refused.
+        A claim is necessary if the store has not claimed the bucket yet and a topic is tiered, or if the last claim
+        was refused.
         """
         partitions = list(self._registry.partitions.values())
         if self._tiered.owner.refusal or (
@@ -387,6 +393,7 @@ class RemoteLogManager(Maintenance):
             and any(each.config.copies_segments for each in partitions)
         ):
             self._tiered.owner.claim()
+        self.expire()
 
     def _copy_due(self, name: str) -> None:
         """Copy the segments of a partition that can be copied, if it is tiered and its upkeep is not paused."""

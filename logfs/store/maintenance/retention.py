@@ -293,9 +293,14 @@ class Retainer(Maintenance):
         # `copied_end` is 0 if the partition of a tiered topic has no topic id: nothing was copied, so nothing may be
         # deleted.
         copied_end = log.end_offset if log else 0 if is_tiered else None
-        return plan_retention(
+        plan = plan_retention(
             partition.segments, config, start, registry.clock(), copied_end, unread
         )
+        owner = self._tiered.owner
+        if plan.released and (owner.refusal or owner.is_copy()):
+            # Keep the local segments: another store owns the bucket, and may delete the copies.
+            return plan._replace(released=[])
+        return plan
 
     def retain(
         self, names: Iterable[str] | None = None, attempt: Attempt = lambda _, work: work()
@@ -382,10 +387,6 @@ class Retainer(Maintenance):
         partition = self._registry.writable(name)
         log = self._tiered.of(partition)
         assert log is not None, "the plan was made with it"
-        owner = self._tiered.owner
-        if owner.refusal or owner.is_copy():
-            # Keep the local segments: another store owns the bucket, and may delete the copies.
-            return
         copies = log.copies_of([gone.segment for gone in released])
         if not copies:
             return

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from logfs.errors import LogfsError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterator, Mapping
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 
     from logfs.config import BrokerConfig
 
@@ -96,16 +96,29 @@ def due(
     ]
 
 
+def retry_timer(
+    task: MaintenanceTask, now_ms: int, broker: BrokerConfig, waits_ms: Iterable[int | None]
+) -> Timer:
+    """Return the timer of a task whose attempts (`Backoff.attempt`) have returned `waits_ms`.
+
+    The task runs again after the shortest of these waits (ms), so that what failed is retried then. It does not run
+    later than usual, so that its work for other partitions is not delayed.
+    """
+    failed = [wait_ms for wait_ms in waits_ms if wait_ms is not None]
+    return Timer(now_ms, min([*failed, interval_ms(task, broker)]) if failed else None)
+
+
 class Backoff:
     """The time for which failed work waits until it is retried: a second, doubled at each failure, up to a minute.
 
-    Work is identified by its task and a name: that of the partition or directory that the work is for, or "" if it is
-    the whole task.
+    `failures` is the number of all failures so far. Work is identified by its task and a name: that of the partition
+    or directory that the work is for, or "" if it is the whole task.
     """
 
     def __init__(self, clock: Callable[[], int]) -> None:
         """Begin without any failed work; `clock` returns the time in ms since the epoch."""
         self._clock = clock
+        self.failures = 0
         # By task and name: how often the work failed, when it failed last (ms since the epoch), and how long it waits
         # from then on (ms).
         self._failed: dict[tuple[MaintenanceTask, str], tuple[int, int, int]] = {}
@@ -124,6 +137,7 @@ class Backoff:
         try:
             work()
         except Exception as error:
+            self.failures += 1
             wait_ms = min(_FIRST_WAIT_MS << min(count, 16), _LONGEST_WAIT_MS)
             self._failed[task, name] = count + 1, self._clock(), wait_ms
             known = isinstance(error, LogfsError | OSError)

@@ -25,6 +25,7 @@ from logfs.store.maintenance.schedule import (
     due,
     interval_ms,
     next_due_ms,
+    retry_timer,
 )
 from logfs.store.registry import BackgroundOperation
 
@@ -56,10 +57,9 @@ class Upkeep(Maintenance):
         self._compactor = compactor
         self._mover = mover
         self.backoff = Backoff(context.registry.clock)
-        # When the last `run_due` ended (ms since the epoch), how long it took, and how often work has failed.
+        # When the last `run_due` ended (ms since the epoch), and how long it took.
         self.last_run_ms: int | None = None
         self.last_run_seconds = 0.0
-        self.failures = 0
         self._seen_version = context.registry.settings.version
         self._acts: dict[MaintenanceTask, Callable[[int], None]] = {
             MaintenanceTask.FLUSH: self._flush,
@@ -115,11 +115,8 @@ class Upkeep(Maintenance):
         """Do the work of a task for the partition or directory `name`, unless it has to wait after a failure."""
         wait_ms = self.backoff.attempt(task, name, work)
         if wait_ms is not None:
-            self.failures += 1
-            # Run the task again after the wait, but not later than usual, so that its work for other partitions is
-            # not delayed.
-            usual_ms = interval_ms(task, self._registry.settings.broker_config)
-            self._timers[task] = Timer(self._registry.clock(), min(wait_ms, usual_ms))
+            broker = self._registry.settings.broker_config
+            self._timers[task] = retry_timer(task, self._registry.clock(), broker, [wait_ms])
 
     def _partitions(self) -> list[tuple[str, Partition]]:
         """Return the partitions that upkeep may change: those that are neither paused nor failed."""

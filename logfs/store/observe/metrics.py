@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import LogfsError
 from logfs.format.base import names
+from logfs.format.messages.group_record import lag_of
 from logfs.store.maintenance.retention import RetentionCause
 
 if TYPE_CHECKING:
@@ -179,7 +180,7 @@ _HELP = {
         "upkeep_paused": "1 if upkeep as a whole is paused.",
         "background_done_bytes": "Bytes that a background task has processed.",
         "background_total_bytes": "Bytes that a background task is expected to process, at most.",
-        "group_lag": "Records between the committed offset of a group and the log end.",
+        "group_lag": "Offsets between the committed offset of a group and the log end.",
     },
     "process_": {
         "cpu_seconds_total": "CPU time.",
@@ -392,8 +393,9 @@ def _upkeep(store: Store) -> Iterator[Family]:
     if scheduler.last_run_ms is not None:
         yield _single("logfs_upkeep_last_run_timestamp_seconds", scheduler.last_run_ms / 1000)
     yield _single("logfs_upkeep_last_run_seconds", round(scheduler.last_run_seconds, 6))
-    yield _single("logfs_upkeep_failures_total", scheduler.failures)
-    yield _single("logfs_upkeep_waiting", len(list(scheduler.backoff)))
+    backoffs = (scheduler.backoff, store.remote_log_manager.backoff)
+    yield _single("logfs_upkeep_failures_total", sum(each.failures for each in backoffs))
+    yield _single("logfs_upkeep_waiting", sum(len(list(each)) for each in backoffs))
     yield _single("logfs_upkeep_paused", int(store.registry.is_paused))
     works = [
         (work, {"what": work.what, "name": work.name}) for work in list(store.registry.background)
@@ -411,7 +413,7 @@ def _groups(store: Store) -> Iterator[Family]:
             partition = store.registry.partitions.get(name.directory)
             if partition is not None:
                 labels = {"group": group, **_of(partition)}
-                samples.append(Sample(max(partition.log_end_offset - commit.offset, 0), labels))
+                samples.append(Sample(lag_of(commit.offset, partition.log_end_offset), labels))
     except (LogfsError, OSError):
         # The lag is unknown if the commits cannot be read. The other metrics must still be written.
         samples = []
