@@ -53,24 +53,33 @@ def pytest_make_parametrize_id(val: object) -> str | None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Draw the cases of tests marked `drawn`, seed Hypothesis, and group the tests that share a JVM.
+    """Draw the cases of tests marked `drawn` and the modules marked `campaign`, seed Hypothesis, and group tests.
 
-    One worker runs all tests against Kafka, and one all tests that share a Spark session: to start and warm up these
-    JVMs in each worker would take minutes of processor time. Other tests of Spark are grouped by module. This hook
-    runs before xdist reads the marks.
+    The tests of a group share a JVM. One worker runs all tests against Kafka, and one all tests that share a Spark
+    session: to start and warm up these JVMs in each worker would take minutes of processor time. Other tests of Spark
+    are grouped by module. This hook runs before xdist reads the marks.
     """
     cases: dict[tuple[str, int], list[pytest.Item]] = {}
     for item in items:
         if mark := item.get_closest_marker("drawn"):
             cases.setdefault((item.nodeid.partition("[")[0], mark.args[0]), []).append(item)
-    # A case that is named on the command line runs.
+    left_out: set[pytest.Item] = set()
+    # A case or a module that is named on the command line runs.
     if not any("[" in word for word in config.args):
-        left_out = {*chain(*cases.values())}
+        left_out |= {*chain(*cases.values())}
         left_out.difference_update(
             *(examples.drawn(each, count) for (_, count), each in cases.items())
         )
-        items[:] = [item for item in items if item not in left_out]
-        config.hook.pytest_deselected(items=left_out)
+    if not any(".py" in word for word in config.args):
+        campaigns: dict[Path, set[Path]] = {}
+        for item in items:
+            if item.get_closest_marker("campaign"):
+                campaigns.setdefault(item.path.parent, set()).add(item.path)
+        for found in campaigns.values():
+            resting = found.difference(examples.drawn(sorted(found), -(-len(found) // 2)))
+            left_out |= {item for item in items if item.path in resting}
+    items[:] = [item for item in items if item not in left_out]
+    config.hook.pytest_deselected(items=left_out)
     is_seeded = DEEP or config.getoption("hypothesis_seed") is not None
     sharing = {item.path for item in items if "spark" in getattr(item, "fixturenames", ())}
     for item in items:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from tests.kafka.client import Client
     from tests.kafka.tools import Tools
 
+pytestmark = pytest.mark.campaign
+
 TOPIC = "pong"
 NAME = f"{TOPIC}-0"
 # (the broker is killed, logfs is killed), for each round.

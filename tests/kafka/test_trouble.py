@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from tests.kafka.distribution import Distribution
     from tests.kafka.helper import Helper
 
+pytestmark = pytest.mark.campaign
+
 TURNS = int(os.environ.get("LOGFS_TROUBLE_TURNS", "2" if DEEP else "1"))
 BROKERS = int(os.environ.get("LOGFS_TROUBLE_BROKERS", "1"))
 PARTITIONS = 3

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.campaign
+
 # The jobs for each kind of fault.
 JOBS = {
     "lacking": (

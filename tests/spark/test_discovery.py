@@ -42,6 +42,8 @@ PROGRAM = textwrap.dedent("""
     print("PUSHED", [row.value for row in orders.load(logs).where("offset > 1").collect()])
 """)
 
+pytestmark = pytest.mark.campaign
+
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from tests.kafka.tools import Tools
 
+pytestmark = pytest.mark.campaign
+
 T = 1_700_000_000_000
 INPUT = [(b"k%d" % (n % 11), b"v%03d" % n, T + n) for n in range(240)]
 # The query writes into a log directory or into a mount.

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from logfs.format.batches.record import Record
     from tests.support.mounts import Mount
 
+pytestmark = pytest.mark.campaign
+
 KILLS = int(os.environ.get("LOGFS_SPARK_KILLS", "1"))
 # The most records of a batch, and about the most that the query has not copied.
 LIMIT, BACKLOG = (1200, 7200) if DEEP else (600, 2400)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.usefixtures("quiet_log")
 
-STATES = int(os.environ.get("LOGFS_CRASH_STATES", "400"))
+STATES = int(os.environ.get("LOGFS_CRASH_STATES", "240"))
 SEED = seed_of("LOGFS_CRASH_SEED")
 
 

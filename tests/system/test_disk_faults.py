@@ -145,7 +145,7 @@ def test_an_error_at_any_call_loses_nothing_that_was_acknowledged(
     """An error at any disk call, once or from then on, loses no flushed record and invents none."""
     seen = calls(use)
     # Each of the four kinds of failure gets its share of the calls, and all calls in a deep run.
-    stride = 1 if DEEP else 12 if use is use_commits else 4
+    stride = 1 if DEEP else 16 if use is use_commits else 8
     total: Counter[str] = Counter()
     kind = 2 * [errno.EIO, errno.ENOSPC].index(number) + persistent
     for at in range(kind * stride // 4, len(seen), stride):
