@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from logfs.config import LogConfig
+from logfs.format.base import names
 from logfs.format.batches.batch import Batch, assign_offset, parse_header
 from logfs.format.batches.record import Record
 from logfs.format.encoding.batch_builder import BatchFormat, build_records, offset_digits
+from logfs.format.files.aborted_transactions import AbortedTransaction
 from logfs.format.text.rendering import NO_TEXT, measure
 from logfs.log import recovery
 from logfs.log.disk.disk import Disk
@@ -77,6 +79,16 @@ def fill_example(segment: Segment) -> None:
         base = 100 + 3 * n
         records = [Record(b"v" * 100, timestamp=5000 + base + i - 100) for i in range(3)]
         assert put(segment, base, *records, interval=1000) == 388
+
+
+def test_a_new_segment_takes_over_no_aborted_transaction(tmp_path: Path) -> None:
+    """A `.txnindex` that is left at its base offset is removed with the other contents."""
+    left = tmp_path / (names.stem(7) + names.TXN_INDEX)
+    left.write_bytes(AbortedTransaction(1, 7, 8, 9).pack())
+    segment = fresh(tmp_path, 7)
+    assert not segment.txn_index.entries
+    assert not left.exists()
+    segment.close()
 
 
 def test_entries_are_added_as_in_the_example(tmp_path: Path) -> None:

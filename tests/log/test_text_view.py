@@ -18,6 +18,7 @@ from logfs.format.batches.record import Record
 from logfs.format.encoding.batch_builder import BatchFormat, build_records
 from logfs.format.text import envelope
 from logfs.format.text.rendering import View
+from logfs.log.disk.disk import WouldBlock
 from logfs.log.read.read_committed import Isolation
 from logfs.log.read.text_renderer import BlockCache, RenderedRange
 from logfs.log.read.text_view import (
@@ -525,6 +526,20 @@ def test_damage_in_a_log_and_in_its_text_index(
         assert view.read(35, 1 << 20) == whole[35:]
         assert TextView(store[NAME], View.LINES, 5).read(0, 1 << 20) == whole[35:]
         assert TextView(store[NAME], View.LINES, 0, 4).read(0, 1 << 20) == whole[:28]
+
+
+def test_damage_is_not_read_on_the_event_loop(tmp_path: Path, clock: Clock) -> None:
+    """The batches around it are read one by one, which takes long: `WouldBlock`, and a worker thread repeats it."""
+    path = tmp_path / "damaged"
+    log, size = ten_lines(path, clock)
+    flip(log, 4 * size + 70)
+    with Store(path, clock=clock) as store:
+        view = TextView(store[NAME], View.LINES)
+        assert view.size
+        store.disk.forbid_blocking()
+        with pytest.raises(WouldBlock):
+            view.read(0, 1)
+        store.disk.allow_blocking()
 
 
 @pytest.mark.parametrize("view", View)
