@@ -90,9 +90,7 @@ def note(path: Path, text: str) -> Finding:
 def _index_error(segment: Segment, path: Path, text: str) -> Finding:
     """Return a finding that an index of a segment is wrong. Its text ends with what to do about the index."""
     # No command can rebuild an index in a bucket.
-    advice = (
-        "; it was uploaded damaged, but lookups check it" if segment.disk.is_remote else _ADVICE
-    )
+    advice = "; lookups check it, and read the log instead" if segment.disk.is_remote else _ADVICE
     return error(path, text.removesuffix(_ADVICE) + advice)
 
 

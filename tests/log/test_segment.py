@@ -17,9 +17,12 @@ from logfs.log import recovery
 from logfs.log.disk.disk import Disk
 from logfs.log.segment.batch_iterator import Damage
 from logfs.log.segment.segment import Segment
+from logfs.store.store import Store
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tests.support.stores import Clock
 
 NOW = 1_700_000_000_000
 CONFIG = LogConfig()
@@ -296,6 +299,24 @@ def test_offsets_that_do_not_fit_roll(tmp_path: Path) -> None:
     assert not rolls(segment, 70, 2**31 - 1, NOW)
     (tmp_path / "b").mkdir()
     assert rolls(fresh(tmp_path / "b", 100), 70, 10, NOW)
+
+
+@pytest.mark.parametrize("size", [4, 8, 11, 12, 24])
+def test_an_index_of_any_size_that_is_accepted_works(
+    log_dir: Path, clock: Clock, size: int
+) -> None:
+    """Also one without room for a single entry: `segment.index.bytes` may be 4, as in Kafka."""
+    with Store(log_dir, clock=clock) as store:
+        store.settings.set_topic("orders", "segment.index.bytes", str(size))
+        orders = store.create("orders-0")
+        for number in range(4):
+            orders.append([b"%d" % number])
+            orders.roll(clock())
+    with Store(log_dir, clock=clock) as store:
+        store["orders-0"].append([b"4"])
+        assert [record.value for record in store["orders-0"].read()] == [
+            b"%d" % n for n in range(5)
+        ]
 
 
 def test_a_full_index_rolls(tmp_path: Path) -> None:

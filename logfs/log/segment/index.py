@@ -111,12 +111,12 @@ class SparseIndex(NamedFile):
     def preallocate(self, max_bytes: int) -> None:
         """Make space for the entries of an active segment, filled with zeros.
 
-        The file gets at most `max_bytes`, or the size of its entries if that is greater. A read-only store collects
-        the entries in memory instead, without a limit.
+        The file gets at most `max_bytes`, but always enough for its entries, and for the one entry that a time index
+        gets when the segment is sealed. A read-only store collects the entries in memory instead, without a limit.
         """
         count = len(self)
         if self._disk.writable:
-            self._begin_writing(count, max(max_bytes // self.entry.size, count))
+            self._begin_writing(count, max(max_bytes // self.entry.size, count, 1))
         else:
             self.collect(keep=True)
 
