@@ -132,7 +132,7 @@ def test_search_finds_a_setting(open_page: Callable[..., Page]) -> None:
 
 def test_diagrams_are_drawn(open_page: Callable[..., Page]) -> None:
     """Each Mermaid diagram of the documents becomes a picture, in a light and in a dark page."""
-    count = 0
+    pictures = 0
     for path in (ROOT / "docs").glob("*.md"):
         count = len(re.findall(r"^```mermaid$", path.read_text(), re.MULTILINE))
         for look in ("light", "dark") if count else ():
@@ -142,8 +142,8 @@ def test_diagrams_are_drawn(open_page: Callable[..., Page]) -> None:
                 box = picture.bounding_box()
                 assert box is not None
                 assert box["height"] > 200
-                count += 1
-    assert count >= 6
+                pictures += 1
+    assert pictures >= 6
 
 
 def test_light_and_dark(open_page: Callable[..., Page]) -> None:
