@@ -25,7 +25,7 @@ from logfs.log.segment.index import OffsetIndex, SparseIndex, TimeIndex
 from logfs.log.segment.text_index import TextIndex
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 ROOT = Path(__file__).parent.parent
 CODES = {"int8": "b", "int16": "h", "int32": "i", "uint32": "I", "int64": "q"}
@@ -334,14 +334,20 @@ def members(node: ast.ClassDef) -> set[str]:
     }
 
 
+def members_by_class(sources: Iterable[str]) -> dict[str, set[str]]:
+    """Return the members of each class in Python sources; classes of one name are taken together."""
+    found: dict[str, set[str]] = {}
+    for source in sources:
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, set()).update(members(node))
+    return found
+
+
 def test_references_in_docstrings_resolve() -> None:
     """A name such as `Class.method` in a docstring or a comment is a class and a member of the package."""
     texts = {path: path.read_text() for path in (ROOT / "logfs").rglob("*.py")}
-    classes: dict[str, set[str]] = {}
-    for text in texts.values():
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.ClassDef):
-                classes.setdefault(node.name, set()).update(members(node))
+    classes = members_by_class(texts.values())
     foreign = {"String"}
     for path, text in texts.items():
         for name, member in re.findall(r"`([A-Z]\w+)\.(\w+)`", text):
@@ -363,11 +369,7 @@ def test_names_in_the_documents_resolve() -> None:
     texts = {path: path.read_text() for path in sources if path.is_file()}
     words = {word for text in texts.values() for word in re.findall(r"\w+", text)}
     paths = "".join(f"/{path.relative_to(ROOT).with_suffix('')}\n" for path in texts)
-    classes: dict[str, set[str]] = {}
-    for text in (text for path, text in texts.items() if path.suffix == ".py"):
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.ClassDef):
-                classes.setdefault(node.name, set()).update(members(node))
+    classes = members_by_class(text for path, text in texts.items() if path.suffix == ".py")
     pages = [*(ROOT / f"docs/{name}.md" for name in PAGES_OF_THE_CODE), ROOT / "CONTRIBUTING.md"]
     checked = 0
     for page in pages:

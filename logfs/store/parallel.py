@@ -47,6 +47,7 @@ def for_each(
 
     def join() -> None:
         for helper in helpers:
+            # A thread that could not be started has no ident.
             if helper.ident is not None:
                 helper.join()
 

@@ -360,11 +360,8 @@ class Commits:
             raise CommitPending(
                 f"{home.path}: an unfinished commit needs {name}, which is offline or not loaded"
             )
-        elif part.log_dir and part.log_dir not in [str(known.path) for known in self._known]:
-            raise CommitPending(
-                f"{home.path}: an unfinished commit must still write to {name} in {part.log_dir}, which is not open; "
-                "open both log directories together to finish the commit"
-            )
+        else:
+            self._check_log_dir_open(home, part)
         logger.warning(
             "%s: the partition was deleted before a commit of staged files was finished; its records are dropped",
             name,
@@ -393,11 +390,25 @@ class Commits:
     def forget_partition(self, name: str) -> None:
         """Drop what decided commits still have to append to the partition `name`, because it was deleted.
 
-        This must be called before a new partition of that name is created. Raises `OSError`.
+        This must be called before a new partition of that name is created. Raises `OSError`, and `CommitPending` if
+        the earlier partition may still be in a log directory that is not open here.
         """
-        if name in self.partitions():
-            with self._lock:
-                self._change_parts(name, lambda part: replace(part, done=True))
+        if name not in self.partitions():
+            return
+        with self._lock:
+            for home, pending in self.pending().items():
+                for part in pending.parts:
+                    if part.partition == name and not part.done:
+                        self._check_log_dir_open(home, part)
+            self._change_parts(name, lambda part: replace(part, done=True))
+
+    def _check_log_dir_open(self, home: LogDir, part: CommitPart) -> None:
+        """Raise `CommitPending` unless the log directory that the partition of `part` was in is open here."""
+        if part.log_dir and part.log_dir not in [str(known.path) for known in self._known]:
+            raise CommitPending(
+                f"{home.path}: an unfinished commit must still write to {part.partition} in {part.log_dir}, which is "
+                "not open; open both log directories together to finish the commit"
+            )
 
     def _change_parts(self, name: str, change: Callable[[CommitPart], CommitPart]) -> None:
         """Apply `change` to each unfinished `CommitPart` for the partition `name`, and record the result durably."""

@@ -294,18 +294,19 @@ class Store:
         leader epoch until its first batch is appended.
 
         Raises `InvalidName`, `PartitionExists`, `NotWritable`, `PartitionFailed` in a closed store, `OSError`, such
-        as `LogDirFailed`, and the errors of `Groups.forget`.
+        as `LogDirFailed`, and the errors of `Commits.forget_partition` and `Groups.forget`.
         """
         parsed = names.parse_directory(name)
         self._check_writable(name)
         source = self.settings.log_config(parsed.topic).logfs_mirror_source
         if source not in ("", mirror_of):
             raise NotWritable.of_mirror(name, source)
-        if parsed.topic != GROUPS_TOPIC and name not in self.registry.homes:
-            # A crash during the deletion of a partition of that name may have left committed offsets.
-            self.groups.forget_partition(name)
         if name not in self.registry.homes:
+            # An earlier partition of that name may have left unfinished commits and, if its deletion was interrupted,
+            # committed offsets.
             self.commits.forget_partition(name)
+            if parsed.topic != GROUPS_TOPIC:
+                self.groups.forget_partition(name)
         with self.registry.lock:
             if name in self.registry.homes:
                 raise PartitionExists(f"{name}: the partition exists")

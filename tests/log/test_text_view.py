@@ -36,6 +36,7 @@ from tests.support.partitions import flip
 from tests.support.stores import set_topic
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from logfs.log.append.partition import Partition
@@ -469,21 +470,37 @@ def ten_lines(path: Path, clock: Clock) -> tuple[Path, int]:
         return path / NAME / f"{0:020}.log", orders.segments[0].size_bytes // 9
 
 
-def test_damage_is_reported_and_the_text_around_it_is_shown(tmp_path: Path, clock: Clock) -> None:
-    """A read that meets damage raises; the text before and after it can be read (docs/durability.md)."""
+@pytest.fixture
+def damaged(tmp_path: Path, clock: Clock) -> Iterator[Store]:
+    """A store with ten lines, of which the batch of the line 4 is damaged."""
     path = tmp_path / "damaged"
     log, size = ten_lines(path, clock)
     flip(log, 4 * size + 70)
     with Store(path, clock=clock) as store:
-        view = TextView(store[NAME], View.LINES)
-        whole = b"".join(b"line %d\n" % n for n in range(10))
-        assert view.read(0, 28) == whole[:28]
-        with pytest.raises(DamagedRange) as caught:
-            view.read(0, 1 << 20)
-        assert (caught.value.first_offset, caught.value.next_offset) == (4, 5)
-        assert view.read(0, 1 << 20, up_to_damage=True) == whole[:28]
-        assert TextView(store[NAME], View.LINES, 5).read(0, 1 << 20) == whole[35:]
-        assert TextView(store[NAME], View.LINES, 0, 4).read(0, 1 << 20) == whole[:28]
+        yield store
+
+
+def test_damage_is_reported_and_the_text_around_it_is_shown(damaged: Store) -> None:
+    """A read that meets damage raises; the text before and after it can be read (docs/durability.md)."""
+    view = TextView(damaged[NAME], View.LINES)
+    whole = b"".join(b"line %d\n" % n for n in range(10))
+    assert view.read(0, 28) == whole[:28]
+    with pytest.raises(DamagedRange) as caught:
+        view.read(0, 1 << 20)
+    assert (caught.value.first_offset, caught.value.next_offset) == (4, 5)
+    assert view.read(0, 1 << 20, up_to_damage=True) == whole[:28]
+    assert TextView(damaged[NAME], View.LINES, 5).read(0, 1 << 20) == whole[35:]
+    assert TextView(damaged[NAME], View.LINES, 0, 4).read(0, 1 << 20) == whole[:28]
+
+
+def test_damage_is_not_read_on_the_event_loop(damaged: Store) -> None:
+    """The batches around it are read one by one, which takes long: `WouldBlock`, and a worker thread repeats it."""
+    view = TextView(damaged[NAME], View.LINES)
+    assert view.size
+    damaged.disk.forbid_blocking()
+    with pytest.raises(WouldBlock):
+        view.read(0, 1)
+    damaged.disk.allow_blocking()
 
 
 @pytest.mark.parametrize("is_written", [False, True])
@@ -526,20 +543,6 @@ def test_damage_in_a_log_and_in_its_text_index(
         assert view.read(35, 1 << 20) == whole[35:]
         assert TextView(store[NAME], View.LINES, 5).read(0, 1 << 20) == whole[35:]
         assert TextView(store[NAME], View.LINES, 0, 4).read(0, 1 << 20) == whole[:28]
-
-
-def test_damage_is_not_read_on_the_event_loop(tmp_path: Path, clock: Clock) -> None:
-    """The batches around it are read one by one, which takes long: `WouldBlock`, and a worker thread repeats it."""
-    path = tmp_path / "damaged"
-    log, size = ten_lines(path, clock)
-    flip(log, 4 * size + 70)
-    with Store(path, clock=clock) as store:
-        view = TextView(store[NAME], View.LINES)
-        assert view.size
-        store.disk.forbid_blocking()
-        with pytest.raises(WouldBlock):
-            view.read(0, 1)
-        store.disk.allow_blocking()
 
 
 @pytest.mark.parametrize("view", View)
