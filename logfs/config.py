@@ -172,10 +172,11 @@ def _check_texts(broker: Mapping[str, str]) -> dict[str, Value]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogConfig:
-    """The topic-level settings that concern one partition's storage on one machine.
+    """The typed values of the topic-level settings that control how a partition is stored.
 
-    Each attribute has its setting's name, with `_` for `.`; sizes are in bytes, times in milliseconds. The values of
-    an instance made by `resolve` are valid and consistent; the constructor, which is for tests, checks nothing.
+    Settings for replication, such as `min.insync.replicas`, and deprecated settings are left out. Each attribute has
+    its setting's name, with `_` for `.`; sizes are in bytes, times in milliseconds. The values of an instance made by
+    `resolve` are valid and consistent; the constructor, which is for tests, checks nothing.
     """
 
     cleanup_policy: frozenset[str] = _default("cleanup.policy")
@@ -226,9 +227,10 @@ class LogConfig:
         return cls(**_attributes(cls, values))
 
     def check_change(self, before: LogConfig) -> None:
-        """Raise `InvalidSetting` if the change from `before` disables tiering without deleting the remote segments.
+        """Raise `InvalidSetting` if tiering is enabled in `before` and disabled here, but remote segments are kept.
 
-        KIP-950 forbids this.
+        They are kept if `remote.log.delete.on.disable` is false. KIP-950 forbids this, because nothing could read
+        them.
         """
         disabled = before.remote_storage_enable and not self.remote_storage_enable
         if disabled and not self.remote_log_delete_on_disable:

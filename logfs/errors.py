@@ -119,7 +119,7 @@ class CoordinatorFenced(LogfsError, ValueError):
 class CommitPending(LogfsError):
     """A commit of staged batches is durably recorded, but not carried out completely. The message has the cause.
 
-    When the cause is removed, the next commit or the next opening of the store completes the commit.
+    When the cause is removed, the next commit, the upkeep or the next opening of the store completes the commit.
     """
 
 
@@ -140,7 +140,8 @@ class NotWritable(LogfsError):
 class PartitionFailed(LogfsError):
     """The partition takes no more writes until it is reopened: a write or fsync failed, or the store is closed.
 
-    Also raised if the partition is offline, or if its load, copy or move was not completed. A failed fsync is not
+    Also raised if the partition is offline, if it could not be loaded before the store was closed, or if its move to
+    another log directory or the copy of its segments to an object store was not completed. A failed fsync is not
     tried again: the kernel may have dropped the dirty pages, and a second fsync would report success for lost data.
     """
 
@@ -196,7 +197,7 @@ class UnknownSetting(InvalidSetting, _MissingKey):
 
 
 class StoreLocked(LogfsError):
-    """Another process (a broker or logfs) holds the lock of a log directory."""
+    """A log directory is locked by another process (a broker or logfs), or by another store of this process."""
 
 
 class RequestInterrupted(LogfsError):

@@ -151,7 +151,7 @@ class Produced(NamedTuple):
 
     @property
     def is_unsure(self) -> bool:
-        """Whether the batch may have been appended in spite of the error.
+        """Whether it is unknown if the batch was appended, for example because the request timed out.
 
         Only the log end offset of the partition shows whether it was.
         """
@@ -242,7 +242,7 @@ class Cluster:
     def settings(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
         """Return for each topic the settings that are set on the topic or on the brokers: {topic: {name: text}}.
 
-        Topics whose settings the user may not read are left out.
+        A value that is set on the topic takes precedence. Topics whose settings the user may not read are left out.
         """
         if not topics:
             return {}
@@ -308,7 +308,10 @@ class Cluster:
     def fetch(
         self, node: int, wanted: Sequence[Wanted], wait_ms: int = FETCH_WAIT_MS
     ) -> list[Fetched]:
-        """Fetch the batches of each partition from its `offset` on. If there are none, wait for up to `wait_ms`."""
+        """Return the batches of each partition from its `offset` on, up to the size limits of one fetch.
+
+        If none of the partitions has such a batch, the broker waits for one for up to `wait_ms`.
+        """
         from kafka.protocol.consumer.fetch import FetchRequest
 
         topics = [
@@ -360,7 +363,7 @@ class Cluster:
         ]
 
     def epoch_ends(self, node: int, wanted: Sequence[Wanted]) -> list[EpochEnd]:
-        """Return, for each partition, where the epoch `last_epoch` ends in the leader's log (kafka-storage 10.5)."""
+        """Return where the epoch `last_epoch` of each `Wanted` ends in the leader's log (kafka-storage 10.5)."""
         from kafka.protocol.consumer.offsets import OffsetForLeaderEpochRequest
 
         kind = OffsetForLeaderEpochRequest.OffsetForLeaderTopic

@@ -112,7 +112,10 @@ failures = Failures()
 
 @contextmanager
 def naming_cluster(servers: str) -> Iterator[None]:
-    """Convert errors of kafka-python in the context to `ClusterError`. The message begins with `servers`."""
+    """Convert errors of kafka-python in the `with` block to `ClusterError`, whose message begins with `servers`.
+
+    An `OSError` or a `ValueError` is converted, too.
+    """
     from kafka.errors import KafkaError, KafkaTimeoutError
 
     try:

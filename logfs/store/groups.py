@@ -83,8 +83,8 @@ class Groups:
         """Return the commit of a group for a partition, or None if there is none.
 
         Raises `InvalidName` and `OSError`. If no commit is found, also raises `PartitionFailed` if a partition of
-        `__consumer_offsets` is offline, and `InvalidStore` if the commit may be in another log directory of the
-        store: one that is missing, or one that is not open here and has a partition of `__consumer_offsets`.
+        `__consumer_offsets` is offline, and `InvalidStore` if a log directory of the store is missing from the disk,
+        or is not open here and has a partition of `__consumer_offsets`: the commit may be there.
         """
         wanted = names.parse_directory(name)
         with self._following():
@@ -209,9 +209,10 @@ class Groups:
         self._forget(self.of(name), name)
 
     def check_open(self) -> None:
-        """Raise `InvalidStore` if a log directory of the store that is not open here may have commits.
+        """Raise `InvalidStore` if a log directory that is not open here has a partition of `__consumer_offsets`.
 
-        Raises `OSError` if such a directory cannot be read. A missing directory is ignored.
+        This is checked for the log directories of the store, because commits may be there. Raises `OSError` if one of
+        them cannot be read. A log directory that is missing from the disk is ignored.
         """
         self._topic.check_open(may_be_absent=True)
 

@@ -155,10 +155,11 @@ class Replay:
         self._generation = state.generation
 
     def catch_up(self) -> None:
-        """Read the new records, or the whole log again after a truncation or a compaction of unread records.
+        """Apply the new records, or all records again after a truncation or a compaction of unread records.
 
-        A truncation changes the log's number `generation`. Compaction begins at the first segment, so it may have
-        removed unread records only if the segment that was active at the last call is gone.
+        A truncation changes the log's number `generation`. Compaction cleans the segments in order, from the first
+        one on. So it has removed no unread record as long as the log still has the segment that was active at the
+        last call.
         """
         log = self.log
         log.refresh()

@@ -263,8 +263,8 @@ class PartitionLoader:
         """Return a partition of a read-only store, even one that the store does not list; None if it is missing.
 
         The store does not list a partition that the argument `only` excludes, or that is in a log directory that is
-        not open here. The result is an object of its own, also if `PartitionRegistry.partitions` has one for the
-        partition. The caller needs no lock, but only one thread at a time may call this. Raises the errors of a load.
+        not open here. If `PartitionRegistry.partitions` has the partition, the result is another object for it. The
+        caller needs no lock, but only one thread at a time may call this. Raises the errors of a load.
         """
         log_dirs = {log_dir.path: log_dir for log_dir in self._registry.working}
         for path in self._registry.missing_log_dirs:
@@ -459,7 +459,10 @@ class PartitionLoader:
         return partition
 
     def _report(self, work: BackgroundOperation, size: int) -> None:
-        """Count `size` bytes as read by recovery, and report progress. Raises `_LoadingStopped` after `stop`."""
+        """Count `size` bytes as read by recovery, in `work` and in all, and report the progress of `work`.
+
+        Raises `_LoadingStopped` after `stop`.
+        """
         if self._stopped.is_set():
             raise _LoadingStopped
         with self._counting:

@@ -176,9 +176,10 @@ class PartitionRegistry:
     def record_load(
         self, unloaded: UnloadedPartition, outcome: Log | LogfsError | OSError | None
     ) -> None:
-        """Record the outcome of a load: the partition, the error that takes it offline, or None if it was deleted.
+        """Record the outcome of a load: the partition, the error that takes it offline, or None.
 
-        The outcome is ignored if the log directory has failed, or the partition has left it, during the load.
+        None means that another process has removed the partition, or files of it, and that `refresh` may add it
+        again. The outcome is ignored if the log directory has failed, or the partition has left it, during the load.
         """
         name = unloaded.name.directory
         with self._settling:

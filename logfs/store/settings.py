@@ -247,8 +247,8 @@ class Settings:
     def changed_ns(self, topic: str | None = None) -> int:
         """Return when the settings of a topic, or of the broker level, last changed: ns since the epoch, 0 if never.
 
-        This is the newest mtime of the settings file in any log directory, or the time when this process removed the
-        file, if that is later.
+        This is the newest mtime of all copies of the settings file, or the time when this process removed the file,
+        if that is later.
         """
         name = BROKER_FILE if topic is None else _topic_file(topic)
         times = [self._removed_ns.get(name, 0)]

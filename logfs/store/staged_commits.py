@@ -340,9 +340,10 @@ class Commits:
     def _is_present(self, home: LogDir, part: CommitPart) -> bool:
         """Whether the partition to which a decided commit appends `part` still exists.
 
-        Returns False if the partition was deleted, even if another program has created a new one of the same name.
-        That one is recognised because its log ends before `part.base_offset`, and it has none of the staged files.
-        Raises `CommitPending` if the partition is not loaded, or its log directory is not open here.
+        Returns False also if the partition was deleted and another program has created a new one of the same name.
+        The existing partition counts as new if it has none of the staged files, and its log ends before
+        `part.base_offset` or this offset is not assigned. Raises `CommitPending` if the partition is not loaded, or
+        its log directory is not open here.
         """
         name = part.partition
         partition = self._registry.find(name)
@@ -371,12 +372,12 @@ class Commits:
     def clear_place(self, name: str) -> None:
         """Remove from the commit file the place where a decided commit's batches begin in the partition `name`.
 
-        The place is an offset and a position (bytes) in the log. The next opening searches there for batches that a
-        crash has left. It regards the batches as appended if the log start or the cleaner offset is above the place.
-        Compaction, a truncation or a new log start would mislead the next opening. So this must be called before each
-        change of the log that is not an append. If this raises `LogfsError` or `OSError`, the log must not be
-        changed. When the batches are appended later, they get a new place. Raises `WouldBlock` in a thread that must
-        not wait.
+        The place is an offset and a position (bytes) in the log. The next opening of the store searches there for
+        batches that a crash has left. If the log start or the cleaner offset is above the place, the opening regards
+        the batches as appended. A compaction, a truncation or a new log start would make both wrong. So this must be
+        called before each change of the log that is not an append, and the log must not be changed if this raises
+        `LogfsError` or `OSError`. When the batches are appended later, they get a new place. Raises `WouldBlock` in a
+        thread that must not wait.
         """
         if name not in self.partitions():
             return
@@ -426,10 +427,11 @@ class Commits:
 
         This must be called before the partition is loaded. `directory` is the partition's directory in `log_dir`. A
         commit has one part (`CommitPart`) for each partition. If all batches of the part are in the log, the part is
-        recorded as done. Otherwise batches that a crash has left where the part's batches begin are cut off, unless
-        other batches are there, too. Return whether files of the partition may have been changed. When a store is
-        opened, the partitions of decided commits are loaded one by one before any others, so only one thread at a
-        time changes the commit file here.
+        recorded as done. Otherwise, batches of the part that a crash has left at the end of the log are cut off. But
+        if the log also has batches of another writer there, nothing is cut off, and the part records how many of its
+        batches the log has. Return whether files of the partition may have been changed. When a store is opened, the
+        partitions of decided commits are loaded one by one before any others, so only one thread at a time changes
+        the commit file here.
         """
         changed = False
         start = max(log_dir.log_starts.get(name, 0), log_dir.cleaner_offsets.get(name, 0))

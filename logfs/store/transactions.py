@@ -130,9 +130,10 @@ class Transactions:
             return found
 
     def upkeep(self, now_ms: int) -> None:
-        """Call `finish`, at intervals of `transaction.abort.timed.out.transaction.cleanup.interval.ms`.
+        """Call `finish` if the interval of this task has passed since the last call.
 
-        `now_ms` is the time now, in ms since the epoch.
+        The interval is `transaction.abort.timed.out.transaction.cleanup.interval.ms`. `now_ms` is the time now, in ms
+        since the epoch.
         """
         broker = self._registry.settings.broker_config
         wait_ms = broker.transaction_abort_timed_out_transaction_cleanup_interval_ms
@@ -141,12 +142,12 @@ class Transactions:
             self.finish()
 
     def finish(self) -> None:
-        """Write the missing markers of decided transactions, and abort open transactions that nobody continues.
+        """Write the missing markers of decided transactions, and abort open transactions that were left behind.
 
-        Nobody continues a transaction that an earlier process of logfs began. A transaction that a broker's producer
-        began may continue until its timeout has passed. Transactions that this object has begun are left alone. If a
-        transaction cannot be ended, the error is logged, and the next call tries again. Raises `OSError` if
-        `__transaction_state` cannot be read.
+        An open transaction was left behind if an earlier process of logfs began it, or if a broker's producer began
+        it and its timeout has passed. Transactions that this object has begun are left alone. If a transaction cannot
+        be ended, the error is logged, and the next call tries again. Raises `OSError` if `__transaction_state` cannot
+        be read.
         """
         with self._registry.disk.hold(self._lock):
             for state in self._states().values():
@@ -232,10 +233,10 @@ class Transactions:
 
     @contextmanager
     def running(self, transaction: Transaction) -> Iterator[None]:
-        """Hold `_lock` while the caller changes `transaction`.
+        """Hold `_lock` while the caller uses `transaction`, which must be running.
 
-        Raises `InvalidTransactionState` if it has ended, and `InvalidProducerEpoch` if a later transaction with its
-        id has aborted it.
+        Raises `InvalidTransactionState` if `transaction` has ended, and `InvalidProducerEpoch` if a later transaction
+        with its id has aborted it.
         """
         with self._registry.disk.hold(self._lock):
             name = transaction.state.transactional_id

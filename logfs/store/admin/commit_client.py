@@ -45,7 +45,7 @@ def commit(
 
 
 def discard(log_dirs: LogDirs, staged: Sequence[StagedFile]) -> None:
-    """Remove staged files that will not be committed. Files of a commit that will certainly be done are kept.
+    """Remove staged files that will not be committed. Files of a commit that is decided but not done are kept.
 
     Waits up to five seconds while another process holds the log directories. Raises the errors of `Store`.
     """

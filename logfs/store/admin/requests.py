@@ -65,10 +65,10 @@ class Request:
         return None
 
     def grows(self) -> Collection[str]:
-        """Return the partitions to which the request appends; those of internal topics are left out.
+        """Return the partitions to which the request appends, without those of internal topics.
 
-        The result includes partitions to which the store appends only later, after the request has failed. For
-        example, a decided `Commit` that could not be finished is finished later.
+        The partitions count even if the request fails, because the store may append to them later: a `Commit` that is
+        decided but could not be done is finished by upkeep.
         """
         return ()
 
@@ -216,8 +216,8 @@ class Retain(Request, operation="retain"):
 class Tier(Request, operation="tier"):
     """Copy segments of tiered partitions into the object store, then apply retention to these partitions.
 
-    Without `partitions`, all tiered partitions in `log_dirs` are copied. With `take_over`, the store first becomes
-    the owner of the bucket, in place of another store. The answer has these fields:
+    Without `partitions`, this is done for all tiered partitions in `log_dirs`. With `take_over`, the store first
+    becomes the owner of the bucket, in place of another store. The answer has these fields:
 
     - `partitions`: for each partition the number of `segments` and `bytes` that were copied, and in `stays` why the
       next segment was not copied;
@@ -260,7 +260,8 @@ class Tier(Request, operation="tier"):
 class Configure(Request, operation="configure"):
     """Change settings of a topic or, if `topic` is empty, of the broker level: all of them or none.
 
-    The value "" removes the setting, so that its default applies.
+    The value "" removes an override. A setting of a topic then has the value of the broker level, if there is one;
+    otherwise the default applies.
     """
 
     settings: dict[str, str]
@@ -458,7 +459,7 @@ def _adding(report: Report, total: int) -> Callable[[int], None]:
 
 
 def check_topic(store: Store, topic: str) -> None:
-    """Raise `UnknownPartition` if a topic has no partitions, and none of its settings was changed."""
+    """Raise `UnknownPartition` unless the topic has a partition or a setting that was changed."""
     if not store.registry.partitions_of(topic) and not store.settings.topic_overrides(topic):
         where = ", ".join(str(log_dir.path) for log_dir in store.log_dirs)
         raise UnknownPartition(

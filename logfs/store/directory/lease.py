@@ -29,8 +29,9 @@ class Lease:
     `is_brokers` whether a broker also uses the directory. `recovery_point`, `log_start` and `cleaner_offset` are the
     partition's entries in the checkpoints, None for a missing entry.
 
-    If the checkpoint of cleaner offsets is damaged, `cleaner_offset` is 0 instead of None. This permits gaps in the
-    log, because compaction may have removed offsets. In a broker's directory, gaps are permitted without this.
+    A partition with a cleaner offset was compacted, so missing offsets are no damage. If the checkpoint of cleaner
+    offsets is damaged, the partition may have been compacted, so `cleaner_offset` is 0 instead of None. In a broker's
+    directory, missing offsets never count as damage.
     """
 
     log_dir: str

@@ -56,7 +56,7 @@ class Lock:
     def _take(self, log_dir: Path) -> bool:
         """Lock the `.lock` file. Return False if the file was removed or replaced before it was locked.
 
-        Raises `StoreLocked`.
+        Raises `StoreLocked` if another process, or another store of this process, has locked the file.
         """
         disk = self._disk
         if _identity(disk, self._path) in _held:

@@ -37,11 +37,11 @@ STORE_DIRS = "logfs.dirs"
 
 
 class StoreDirs(NamedTuple):
-    """What a log directory's file `logfs.dirs` says: the directory's path, and the paths of its store's directories.
+    """The paths in the file `logfs.dirs` of a log directory. Symlinks in the paths are resolved.
 
-    Symlinks in the paths are resolved. `here` is the directory's path when the file was written. `all` always
-    includes the directory's present path. If the file is missing, or is a copy, `here` and `all` have only the
-    present path.
+    `here` is the path that the log directory had when the file was written. `all` has the paths of all log
+    directories of the store, and always the present path of this log directory. If the file is missing, damaged or a
+    copy of another file (`Mark.is_copy`), `here` and `all` have only the present path.
     """
 
     here: Path
@@ -64,7 +64,8 @@ def store_dirs(disk: Disk, path: Path) -> StoreDirs:
 def whole_store(log_dirs: Iterable[tuple[Disk, Path]]) -> frozenset[Path]:
     """Return the paths (symlinks resolved) of all log directories of the store that `log_dirs` belong to.
 
-    A file `logfs.dirs` that cannot be read is ignored. The former path of a renamed log directory is left out.
+    A file `logfs.dirs` that cannot be read is ignored. If a log directory in `log_dirs` was renamed or moved, its
+    earlier path is left out.
     """
     told = {}
     for disk, path in log_dirs:
@@ -195,11 +196,12 @@ class LogDir:
             self.disk.fail(error)
 
     def has_changed(self) -> bool:
-        """Read the checkpoints, the clean-shutdown marker and the lock again if the directory may have changed.
+        """Read the directory's files again if it has changed since the last read; return whether it has.
 
-        Return whether they were read. They are read unless the directory's mtime shows that no name in it was added,
-        removed or replaced since the last call. Only read-only stores call this. Raises `OSError` if the directory
-        cannot be read.
+        The files are the checkpoints and the clean-shutdown marker; who holds the lock is found out again, too. The
+        directory has certainly not changed if its mtime shows that no name in it was added, removed or replaced. In
+        case of doubt it counts as changed. Only read-only stores call this. Raises `OSError` if the directory cannot
+        be read.
         """
         found, is_settled = self.disk.stat_settled(self.path, follow=True)
         if found.mtime_ns == self._seen:
@@ -215,7 +217,7 @@ class LogDir:
         return self._read(LOG_STARTS).get(name, 0)
 
     def is_unchanged(self) -> bool:
-        """Whether the path still leads to the same directory, and no name in it changed since it was last read."""
+        """Whether the path still leads to the same directory, and no name in it changed since the last read."""
         found, before = self.disk.stat(self.path, follow=True), self.found
         assert before is not None, "opened"
         is_same = (found.device, found.identity) == (before.device, before.identity)
@@ -231,8 +233,8 @@ class LogDir:
         """Replace the checkpoints of recovery points, high watermarks and log start offsets.
 
         `points` has the recovery point of each partition in this directory, which is also written as its high
-        watermark. `starts` has the log start offsets of partitions of tiered topics, and of those whose log start
-        offset is above the base offset of their first segment.
+        watermark. `starts` has the log start offset of each partition of a tiered topic, and of each other partition
+        whose log start offset is above the base offset of its first segment.
         """
         self._write(RECOVERY_POINTS, points)
         self._write(HIGH_WATERMARKS, points)
@@ -251,17 +253,18 @@ class LogDir:
         self.cleaner_offsets = offsets
 
     def may_have_gaps(self, name: TopicPartition) -> bool:
-        """Whether compaction may have removed offsets from a partition; also True if that is unknown.
+        """Whether offsets may be missing from a partition without damage, because compaction has removed them.
 
-        It is unknown if the checkpoint of cleaner offsets is damaged, and in a broker's directory: a follower copies
-        its leader's log with the gaps that compaction left there, and no file records this (kafka-storage 2.9.1).
+        True if the partition has a cleaner offset, if the checkpoint of cleaner offsets is damaged, and for every
+        partition in a broker's directory: a follower copies its leader's log with the gaps that compaction left
+        there, and no file records this (kafka-storage 2.9.1).
         """
         return (
             self.is_brokers or name in self.cleaner_offsets or CLEANER_OFFSETS in self._unreadable
         )
 
     def note_store(self, every: frozenset[Path]) -> None:
-        """Write the paths of all log directories of the store durably to `logfs.dirs`, unless it has them already."""
+        """Write the paths of the store's log directories durably to `logfs.dirs`, unless the file has them."""
         here = Path(os.path.realpath(self.path))
         if store_dirs(self.disk, self.path) != (here, every):
             told = {"here": str(here), "log_dirs": sorted(map(str, every))}

@@ -15,14 +15,17 @@ if TYPE_CHECKING:
 
 
 class Mark(NamedTuple):
-    """The JSON object in a mark file (empty if the file is damaged), and whether the file is a copy."""
+    """The JSON object in a mark file (empty if the file is damaged), and whether the file is a copy of another."""
 
     told: Mapping[str, Any]
     is_copy: bool
 
 
 def read_mark(disk: Disk, path: Path) -> Mark | None:
-    """Return the mark at `path`, or None if there is no file. A damaged file counts as a copy. Raises `OSError`."""
+    """Return the mark at `path`, or None if there is no file. Raises `OSError`.
+
+    For a damaged file, which has no valid inode number, `is_copy` is True.
+    """
     try:
         data, inode = disk.read_file(path), disk.stat(path).identity
     except (FileNotFoundError, NotADirectoryError):

@@ -1,4 +1,4 @@
-"""The mounts of logfs in the kernel's mount table. Reading the table calls no mount, so no hung mount blocks it."""
+"""The mounts of logfs in the kernel's mount table. Reading the table accesses no mount, so none can block it."""
 
 from __future__ import annotations
 
@@ -62,8 +62,9 @@ def mounts(table: Path = _TABLE) -> list[MountEntry]:
 
 
 def logfs_mounts() -> dict[str, MountEntry]:
-    """Return all mounts of logfs by mountpoint, including write-behind mounts and bind mounts of their directories.
+    """Return all mounts of logfs by mountpoint.
 
+    They include write-behind mounts, which collect appends for a mount, and bind mounts of directories in a mount.
     Where several filesystems are mounted on the same mountpoint, only the topmost counts.
     """
     lines = _lines(_TABLE)

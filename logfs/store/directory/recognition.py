@@ -2,12 +2,14 @@
 
 `recognise` returns what a path is. `check_log_dirs` refuses a path that is not a log directory, with one line that
 says what the path is and which path was probably meant. Neither changes anything on the disk. Both read little of a
-log directory, however many partitions it has. Only for a path that is refused, they read more to find the path meant.
+log directory, however many partitions it has. They read more only for a path that is refused, to find the path that
+was meant.
 
 A directory is a log directory if it has a file that only log directories have (a checkpoint, `meta.properties`, a
 settings file of logfs), or a partition: a directory named TOPIC-NUMBER with a segment, `partition.metadata` or
-`leader-epoch-checkpoint` in it. The name alone proves nothing, for `firefox-128` has that form, too. A partition is
-recognised by its files, whatever its name is: log directories often have names such as `data-0`.
+`leader-epoch-checkpoint` in it. The name alone proves nothing, for `firefox-128` has that form, too. Nor does it show
+what the given path itself is, because log directories often have names such as `data-0`: the path is a partition if
+such files are directly in it.
 """
 
 from __future__ import annotations
@@ -397,9 +399,9 @@ def _can_be_made(path: Path) -> bool:
 def _around(path: Path) -> str | None:
     """Return the log directory that contains a path, or None. A log directory must not be created in another one.
 
-    A directory above the path counts as a log directory if it has a file that only log directories have. The parent
-    directory also counts if it holds a partition, but only if `path` has a partition's name: otherwise it may be, for
-    example, a home directory with a copy of a partition.
+    Each directory above `path` counts as a log directory if it has a file that only log directories have. If `path`
+    has a partition's name, its parent directory also counts if it holds a partition. With any other name of `path`,
+    such a parent directory may be, for example, a home directory with a copy of a partition.
     """
     if _is_partition_name(path.name) and _is_log_dir(path.parent):
         return str(path.parent)

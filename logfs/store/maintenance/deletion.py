@@ -228,11 +228,12 @@ class Deleter(Maintenance):
             )
 
     def deleted(self, name: str) -> list[str]:
-        """Return the names to pass to `undelete`, one by one, to restore what `name` names.
+        """Return the names to give to `undelete`, one for each partition to restore.
 
-        `name` is that of a deleted partition, of a deleted topic, or of the `-delete` directory of a partition. For a
-        topic that was deleted several times, only the partitions with its last topic id are returned. Raises
-        `PartitionExists`, and `UnknownPartition` if there is nothing to restore.
+        `name` tells what to restore: it is the name of a deleted partition, of a deleted topic, or of the `-delete`
+        directory of a partition. For a topic that was deleted several times, only the partitions with its last topic
+        id are returned. Raises `PartitionExists` if the partition exists, or if the topic exists and none of its
+        partitions can be restored, and `UnknownPartition` if there is nothing to restore.
         """
         chosen = self._chosen(name)
         if [each.path.name for each in chosen] == [name]:
@@ -240,7 +241,10 @@ class Deleter(Maintenance):
         return sorted(each.kept.partition for each in chosen)
 
     def _chosen(self, name: str) -> list[_Found]:
-        """Return the deleted partitions that `name` names (see `deleted`), each partition only once."""
+        """Return the deleted partitions to restore for `name` (see `deleted`).
+
+        If a partition was deleted several times, only the last deletion counts.
+        """
         found, there = self._found(), self._registry.homes
         if named := [each for each in found if each.path.name == name]:
             return named
@@ -341,7 +345,7 @@ class Deleter(Maintenance):
     def _of(self, name: str, found: list[_Found], *, there: bool = False) -> list[_Found]:
         """Return those of `found` that belong to the partition or topic `name`.
 
-        If the topic exists now, and some of these deleted partitions have its topic id, the others are left out. A
+        If the topic exists now, and some of these deleted partitions have its topic id, only those are returned. A
         deleted partition is also left out if a partition with its name exists now, unless `there` is true.
         """
         chosen = []

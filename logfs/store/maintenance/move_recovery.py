@@ -107,9 +107,9 @@ def _finish_or_undo(
 ) -> Path | None:
     """Finish or undo one move, whose copy is at `path`. Return the directory of a finished move, else None.
 
-    `is_there` tells whether any directory has the partition's name. `has_original_left` tells whether the copy is
-    complete and the original was renamed to `-stray`. A read-only store renames nothing: it uses the copy at `path`.
-    Raises `InvalidStore` if the move can be neither finished nor undone.
+    `is_there` tells whether a directory with the partition's name exists in one of the log directories.
+    `has_original_left` tells whether the copy is complete and the original was renamed to `-stray`. A read-only store
+    renames nothing: it uses the copy at `path`. Raises `InvalidStore` if the move can be neither finished nor undone.
     """
     if is_there and has_original_left:
         raise InvalidStore(

@@ -97,7 +97,8 @@ class RemoteLogManager(Maintenance):
     def plan_of(self, partition: Log) -> CopyPlan:
         """Return the segments of a partition that are not copied yet, without raising an error.
 
-        The result has no segments if the topic copies none, or if it is unknown which segments were copied.
+        The result has no segments if the settings of the topic permit no copies, or if it is unknown which segments
+        were copied.
         """
         try:
             log = self._tiered.of(partition) if partition.config.copies_segments else None
@@ -184,7 +185,7 @@ class RemoteLogManager(Maintenance):
             return done
 
     def _check_wanted(self, partition: Partition) -> None:
-        """Raise an error if, meanwhile, the partition has failed or was deleted, or copying was switched off."""
+        """Raise an error if a copy must end: the partition failed or was deleted, or copying was switched off."""
         if partition.failure is not None:
             raise partition.failure
         if not partition.config.copies_segments:
@@ -273,10 +274,10 @@ class RemoteLogManager(Maintenance):
             metadata.end_deletion(remote)
 
     def _is_only_copy(self, partition: Partition | None, begun: RemoteSegment) -> bool:
-        """Whether `begun`, a remote segment whose copy is not recorded as finished, is the only one with its records.
+        """Whether a remote segment whose copy is not recorded as finished has the only copy of its records.
 
         A local segment is dropped only after its copy is finished. So if the records are no longer in a local
-        segment, the copy was finished, and damage in the metadata topic has destroyed the record of its end.
+        segment, the copy was finished, and damage in the metadata topic has destroyed the record that says so.
         """
         if partition is None or begun.end_offset < partition.log_start_offset:
             return False
@@ -304,7 +305,12 @@ class RemoteLogManager(Maintenance):
         return partition if self._tiered.identify(partition) == remote else None
 
     def _mark_expired(self, partition: Partition, remote: RemotePartition) -> None:
-        """Make a partition's log start offset durable, then record which remote segments are to be deleted."""
+        """Make a partition's log start offset durable, then record which remote segments are to be deleted.
+
+        These are the remote segments below the log start offset. If tiering was switched off with
+        `remote.log.delete.on.disable`, the log start first advances to the first local segment, and all remote
+        segments are to be deleted.
+        """
         name = partition.name.directory
         is_switched_off = not partition.config.remote_storage_enable
         finished = [

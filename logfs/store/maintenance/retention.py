@@ -270,7 +270,7 @@ class Retainer(Maintenance):
         return self._plan(name, self._unread(name))
 
     def _unread(self, name: str) -> Unread | None:
-        """Return the first offset that any group of `logfs.retention.groups` has not read; None if there is no group.
+        """Return the lowest `Unread` of the groups in `logfs.retention.groups`; None if there is no group.
 
         A group without a committed offset for the partition has read nothing: its offset is the log start offset.
         """

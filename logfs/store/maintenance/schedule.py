@@ -101,8 +101,8 @@ def retry_timer(
 ) -> Timer:
     """Return the timer of a task whose attempts (`Backoff.attempt`) have returned `waits_ms`.
 
-    The task runs again after the shortest of these waits (ms), so that what failed is retried then. It does not run
-    later than usual, so that its work for other partitions is not delayed.
+    If work has failed, the task runs again after the shortest of the waits, to retry this work. The task never waits
+    longer than its usual interval, so that its work for other partitions is not delayed.
     """
     failed = [wait_ms for wait_ms in waits_ms if wait_ms is not None]
     return Timer(now_ms, min([*failed, interval_ms(task, broker)]) if failed else None)

@@ -113,7 +113,8 @@ def _files_of(store: Store, name: str) -> set[tuple[Path, Status]]:
 def _is_about(path: Path, changed: Collection[Path]) -> bool:
     """Whether the change of the files `changed` may have caused an error in the file `path`.
 
-    If `path` belongs to a segment, only files of this segment count.
+    If `path` belongs to a segment, only changes of files of this segment count; otherwise, the change of any file
+    counts.
     """
     stem = path.name.partition(".")[0]
     return any(each.name.startswith(stem) for each in changed) if stem.isdigit() else bool(changed)

@@ -150,9 +150,11 @@ class BucketOwner:
         """Give each log directory of this store a new token, and write `members` with these tokens to the bucket.
 
         A log directory gets the new token before the bucket does, and keeps the previous one: after a crash, the
-        bucket has one of the two. `members` is None if the object `logfs.owner` seems to be missing. Then log
-        directories that have a token and are not copies keep it. If the object exists nevertheless, it is not
-        replaced, and False is returned; otherwise True is returned.
+        bucket has one of the two.
+
+        If `members` is None, the object `logfs.owner` is missing or cannot be read. In this case a log directory that
+        has a token, and is not a copy, keeps its token. If the object turns out to exist, it is not replaced, and
+        False is returned. Otherwise True is returned.
         """
         disk, marks = self._disk(), self._marks()
         listed = dict(members or {})

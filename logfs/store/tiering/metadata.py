@@ -74,7 +74,7 @@ class RemoteLogMetadata:
         return {} if found is None else found.segments.get(partition, {}).copy()
 
     def has(self, partition: RemotePartition) -> bool:
-        """Whether the metadata partition of a partition exists, so that all finished copies are known.
+        """Whether the metadata partition of a partition exists. If not, nothing is known of its remote segments.
 
         Raises the errors of `segments`.
         """
