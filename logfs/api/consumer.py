@@ -39,11 +39,12 @@ class Consumer:
     committed offset. The group gets each record at least once: after a crash, it gets the records since the last
     commit again.
 
-    With `auto_commit`, `next` commits at most once a second: all records but the one that it returns. `close` also
-    commits the record returned last, unless an error has ended the `with` block. Without `auto_commit`, only `commit`
-    commits. A commit is durable when it returns. If the store is open read-only, the mount of the log directories
-    executes the commit; without a mount, the directories are opened for writing during the commit. While another
-    process holds the log directories, `next` postpones its commits, and `commit` and `close` raise `StoreLocked`.
+    With `auto_commit`, `next` commits, at most once a second, the records that earlier calls returned. `close` and
+    the end of a `with` block commit all returned records; if an error ends the block, it commits nothing.
+    Without `auto_commit`, only `commit` commits. A commit is durable when it returns. If the store is open read-only,
+    the mount of the log directories executes the commit; without a mount, the directories are opened for writing
+    during the commit. While another process holds the log directories, `next` postpones its commits, and `commit` and
+    a `close` that commits raise `StoreLocked`.
 
     Only one thread may use a consumer. It is a context manager; `close` leaves the group.
     """
@@ -162,7 +163,10 @@ class Consumer:
         self.__exit__(None, None, None)
 
     def _consume_in_hand(self) -> None:
-        """Count the record that was returned last as consumed. Raises `ValueError` if the consumer is closed."""
+        """Mark the record that was returned last as consumed, so that the next commit includes it.
+
+        Raises `ValueError` if the consumer is closed.
+        """
         if self._is_closed:
             raise ValueError(f"the consumer of the group {self.group} is closed; make another")
         if self._in_hand is not None:
@@ -182,9 +186,10 @@ class Consumer:
         return [*found]
 
     def _join_if_due(self) -> None:
-        """Release or take partitions if members have joined or left, or partitions were created, since the last call.
+        """Release and take partitions as the present members and partitions require.
 
-        A partition that was deleted and created again is read anew. Does nothing if the last call was a moment ago.
+        A partition that was deleted and created again is read anew. Does nothing if the last such work ended less
+        than 0.1 seconds ago, or less than ten times its own duration ago.
         """
         now = time.monotonic()
         if now < self._join_at:

@@ -43,9 +43,10 @@ class Following(Generic[R]):
         timeout: float | None,
         isolation: str,
     ) -> None:
-        """Follow the partitions that the function `partitions` returns. Each read calls it again, to find new ones.
+        """Follow the partitions that `partitions` returns. Each read calls this function, to find new partitions.
 
-        `offsets` has the first offset to read, by partition name. A partition without one is read from its log start.
+        `offsets` maps partition names to the first offset to read. A partition that is not in `offsets` is read from
+        its log start. `make` converts each record to the item that the iterator returns.
         """
         self._store = store
         self._partitions = partitions

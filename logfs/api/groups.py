@@ -56,11 +56,11 @@ class ConsumerGroups(Mapping[str, Mapping[str, int]]):
         return len(self._all())
 
     def commit(self, group: str, offsets: Mapping[str, int], metadata: str = "") -> None:
-        """Commit `offsets`: by partition name, the next offset that the group will read. All are committed, or none.
+        """Commit offsets of a group, all or none. The commits are durable when this returns.
 
-        The commits are durable when this returns. Raises `UnknownPartition`, `OffsetOutOfRange` for an offset outside
-        of the log, `InvalidName` for an invalid name of a group, `InvalidRecord` for metadata that is too long, and
-        `NotWritable`.
+        `offsets` maps partition names to the next offset that the group will read. Raises `UnknownPartition`,
+        `OffsetOutOfRange` for an offset outside of the log, `InvalidName` for an invalid name of a group,
+        `InvalidRecord` for metadata that is too long, and `NotWritable` if the store is read-only.
         """
         groups = self._store._for_writing(checked_name("group", group)).groups
         groups.commit_all(group, checked_offsets(offsets), checked_name("metadata", metadata))

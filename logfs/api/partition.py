@@ -107,8 +107,8 @@ class Partition:
         Without a `timestamp` the record has the time of the append. A whole `Record` may be given as the value.
 
         The record can be read at once, and is durable after `flush`. Raises `TypeError` or `ValueError` for a wrong
-        field, `RecordTooLarge`, `InvalidRecord` if the topic's settings refuse the record, `NotWritable` and
-        `PartitionFailed`.
+        field, `RecordTooLarge`, `InvalidRecord` if the topic's settings refuse the record, `NotWritable` if the store
+        is read-only or the topic is a mirror, and `PartitionFailed` after a failed write or fsync of the partition.
         """
         return self._writable().append([as_record(value, key, headers, timestamp)])
 
@@ -140,10 +140,11 @@ class Partition:
         *,
         isolation: str = "read_uncommitted",
     ) -> Iterator[Record]:
-        """Yield the records in [offset, end), by default from the log start to the log end as it is now.
+        """Yield the records in [offset, end), by default from the log start to the log end.
 
-        An iteration that has begun goes on even if retention or compaction drops segments that it reads. The files
-        of these segments stay on the disk until the iteration ends.
+        The log start and the log end are those at the first `next`. An iteration that has begun goes on even if
+        retention or compaction drops segments that it reads. The files of these segments stay on the disk until the
+        iteration ends.
 
         Raises `OffsetOutOfRange`, `StoreClosed` and, at damage, `DamagedRange`, whose `next_offset` is the offset at
         which reading can go on.
@@ -236,9 +237,10 @@ class Partition:
         return self._store._for_writing(self.name).delete_records(self.name, offset)
 
     def truncate(self, offset: int) -> None:
-        """Remove the records at or above an offset for ever. Raises `OffsetOutOfRange`.
+        """Remove the records at or above an offset for ever.
 
-        As in Kafka, a batch that has the offset is removed as a whole, earlier records included.
+        As in Kafka, the batch that contains the offset is removed as a whole, earlier records included. Raises
+        `OffsetOutOfRange` for a negative offset, and for one below the local segments of a tiered log.
         """
         self._store._for_writing(self.name).truncate(self.name, offset)
 

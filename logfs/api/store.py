@@ -45,16 +45,15 @@ def open(
     With the mode "r" nothing is changed or locked: a broker, a mount or another program may use the directories at
     the same time, and each call sees what that program has written. A bucket, such as `s3://bucket/prefix`, can be
     opened only with "r". With "r+" the store can be changed, and no other process can write to it. Partitions that
-    were not closed cleanly are recovered. During recovery, `progress` is called with (partition, bytes read, bytes in
-    all), perhaps by several threads.
+    were not closed cleanly are recovered. During recovery, `progress` is called with (partition, bytes read, bytes to
+    read). Several threads may call it at the same time.
 
-    With "r+", an empty directory becomes a new store, and with `create` a missing directory, too. With `upkeep`, a
-    thread does every second what is due: flushes, retention, compaction, copies to a bucket. Without `upkeep`, the
-    program should call `Store.upkeep`.
+    With "r+", an empty directory becomes a new store; with `create`, a missing directory does, too. With `upkeep`, a
+    thread calls `Store.upkeep` every second. Without it, the program should call `Store.upkeep` regularly.
 
-    Raises `TypeError` for a path that is no str or `Path`, `InvalidName` for any other mode, `StoreLocked` if another
-    process has locked a directory, `InvalidStore` if a path is not a log directory, `InvalidSetting` and `Corrupt`
-    for wrong or damaged settings files, and `OSError`.
+    Raises `TypeError` for a path that is no str or `Path`, `InvalidName` for a mode other than "r" and "r+", and for
+    `create` with "r", `StoreLocked` if another process has locked a directory, `InvalidStore` if a path is not a log
+    directory, `InvalidSetting` and `Corrupt` for wrong or damaged settings files, and `OSError`.
     """
     if mode not in ("r", "r+"):
         raise InvalidName(f"mode {mode!r}: give 'r' to read, or 'r+' to read and write")
@@ -211,7 +210,7 @@ class Store(Mapping[str, Partition]):
         return Topic(self, name)
 
     def topic(self, name: str) -> Topic:
-        """Return the topic `name`. Raises `UnknownPartition` if the store has no partition of it."""
+        """Return the topic `name`. Raises `UnknownPartition` if it has no partition that is not offline."""
         found = self.topics
         if name not in found:
             hint = did_you_mean(name, found) or f"; store.create_topic({name!r}) creates it"
@@ -228,7 +227,7 @@ class Store(Mapping[str, Partition]):
         """Restore a partition or a topic that was deleted less than `file.delete.delay.ms` ago.
 
         The offsets that groups had committed for it are restored, too. Raises `UnknownPartition` if there is nothing
-        to restore, `PartitionExists`, and `InvalidStore` if a new topic has the name.
+        to restore, `PartitionExists` if the partition was created again, and `InvalidStore` if the topic was.
         """
         engine = self._for_writing(name)
         for each in engine.deleter.deleted(name):
@@ -269,7 +268,7 @@ class Store(Mapping[str, Partition]):
     def transaction(self, transactional_id: str) -> Transaction:
         """Begin a transaction over several partitions (see `Transaction`); an open one with the same id is aborted.
 
-        Raises `NotWritable`, and the errors of the disk.
+        Raises `NotWritable` if the store is read-only, `InvalidName` for an empty or too long id, and `OSError`.
         """
         return Transaction(self, transactional_id)
 

@@ -142,9 +142,9 @@ class Topic:
 class TopicSettings(MutableMapping[str, str]):
     """The values in force of a topic's settings, as texts by Kafka's names: `topic.settings["retention.ms"]`.
 
-    The mapping has every setting. An assignment, also with a unit ("7d", "10GB"), is durable, and in force at once.
-    `del` removes the topic's own value, so that the store's value or the default is in force again. Raises
-    `UnknownSetting` (a `KeyError`) and, for an invalid value, `InvalidSetting` (a `ValueError`).
+    The mapping has every setting. An assigned value may have a unit ("7d", "10GB"). An assignment is durable, and in
+    force at once. `del` removes the topic's own value, so that the store's value or the default is in force again.
+    Raises `UnknownSetting` (a `KeyError`) and, for an invalid value, `InvalidSetting` (a `ValueError`).
     """
 
     def __init__(self, store: Store, topic: str) -> None:

@@ -85,7 +85,7 @@ class Transaction:
 
         `Topic.append` tells which partition of a topic is chosen. The other arguments and the errors are those of
         `Partition.append`. After an append has failed, the transaction can only be aborted, as with Kafka's producer:
-        other calls raise `InvalidTransactionState`.
+        all later calls but `abort` raise `InvalidTransactionState`.
         """
         return self.append_many(target, [as_record(value, key, headers, timestamp)])[0]
 
@@ -105,9 +105,9 @@ class Transaction:
         return topic.append_by(records, lambda log, chosen: self._engine.append(log, chosen))
 
     def commit_offsets(self, group: str, offsets: Mapping[str, int]) -> None:
-        """Commit `offsets` with the transaction: by partition name, the next offset that the group will read.
+        """Commit offsets of a group with the transaction. Raises the errors of `ConsumerGroups.commit`.
 
-        Raises the errors of `ConsumerGroups.commit`.
+        `offsets` maps partition names to the next offset that the group will read.
         """
         _ = self._store._engine
         self._engine.commit_offsets(checked_name("group", group), checked_offsets(offsets))
@@ -115,8 +115,8 @@ class Transaction:
     def commit(self) -> None:
         """Commit the transaction durably, so that readers of "read_committed" see it.
 
-        If an `OSError` comes after the commit was decided, the transaction stays committed, and the store writes the
-        missing markers later.
+        The write of the decision commits the transaction. If a later write raises `OSError`, the transaction stays
+        committed, and the store writes the missing markers later.
         """
         _ = self._store._engine
         self._engine.commit()

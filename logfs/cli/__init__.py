@@ -3,8 +3,8 @@
 Each command is one file, imported only when the command runs, so that `logfs --help` starts fast. A command module
 has `add_arguments(parser)` and `run(arguments) -> int`, which returns the exit code: 0 for success, 1 for an error in
 the data or the system, 2 for wrong usage. `umount` also returns 3, `consume` and `top` 128 plus the number of a
-signal. Ctrl-C ends `mount -f`, `top` and `volume-plugin` with 0. It kills the commands of `_READ_ONLY`, which a shell
-shows as 130. It ends all other commands with 130.
+signal. After Ctrl-C, `mount -f`, `top` and `volume-plugin` return 0. The other commands of `_READ_ONLY` are killed by
+the signal, for which a shell reports 130. All other commands return 130.
 
 Commands share `common` (arguments, opening a store, tables, errors), `service_manager` (messages to systemd) and
 `watch` (the snapshots that `status` and `top` show). `cat`, `tail` and `consume` also share `selection` (which
@@ -101,7 +101,7 @@ _SECRET = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+:[/\\]+)(\S*[@?#%]\S*|\S*;\S+)")
 def without_secrets(message: str) -> str:
     """Return a message without the passwords of URLs: http://user:secret@host becomes http://***.
 
-    In each URL that has `@`, `?`, `#` or `%`, or a `;` before other text, `***` replaces all that follows the scheme.
+    `***` replaces the part of a URL after its scheme if this part has `@`, `?`, `#`, `%`, or a `;` before its end.
     """
     return _SECRET.sub(r"\1***", message)
 
@@ -277,9 +277,9 @@ def _module_of(package: str, command: str) -> str:
 
 
 def _joined(words: Sequence[str]) -> list[str]:
-    """Return the words, with one word `-o-3..` for the two words `-o -3..`, and `--offset=-3..` for the long option.
+    """Return the words of a command line, with each pair `-o -3..` joined to `-o-3..`, and `--offset` likewise.
 
-    argparse would read the single word `-3..` as an option.
+    argparse would read a word such as `-3..` as an option. `--offset -3..` becomes `--offset=-3..`.
     """
     joined: list[str] = []
     for word in words:

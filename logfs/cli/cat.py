@@ -63,8 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _ranges(opened: OpenLogs, bounds: Bounds) -> dict[OpenLog, Range]:
     """Return the offsets [start, end) to print of each log.
 
-    If TARGET is a topic, partitions that lack an offset given in `bounds` are left out. Raises `OffsetOutOfRange` if
-    no partition is left.
+    If TARGET stands for several partitions, those for which `Bounds.of` raises `OffsetOutOfRange` are left out: for
+    example, those without a record at the given offset. If no partition is left, that error is raised.
     """
     ranges, refused = {}, None
     for log in opened.logs:

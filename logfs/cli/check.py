@@ -35,7 +35,7 @@ def _size_bytes(log_dir: Path) -> int:
 def run(arguments: argparse.Namespace) -> int:
     """Audit the log directories, and print the findings; exit code 1 if one of them is an error.
 
-    A log directory without partitions is not reported as clean, because nothing was checked.
+    If the log directories have no partitions, the text output says so, instead of `clean`.
     """
     from logfs.store.observe.check import Severity, check
     from logfs.store.store import Store

@@ -152,9 +152,9 @@ def split_name(words: Sequence[Path]) -> tuple[Sequence[Path], str]:
 
 
 def target(words: Sequence[str], *, may_be_empty: bool = False) -> Target:
-    """Return the partition that a TARGET argument stands for: LOGDIR/PARTITION, or LOGDIR… PARTITION.
+    """Return the partition or topic that a TARGET argument names: LOGDIR/NAME, or LOGDIR… NAME.
 
-    The partition need not exist. If LOGDIR is a mountpoint, it stands for the log directories mounted there. Raises
+    NAME need not exist. If LOGDIR is a mountpoint, it stands for the log directories mounted there. Raises
     `InvalidStore` if a LOGDIR is not a log directory, or if the only word is a log directory or a mountpoint. With
     `may_be_empty` an empty directory is accepted as a LOGDIR.
     """
@@ -169,7 +169,8 @@ def target(words: Sequence[str], *, may_be_empty: bool = False) -> Target:
 def with_whole_store(log_dirs: Sequence[Path]) -> list[Path]:
     """Return the given log directories, then the other existing log directories of the same store.
 
-    Use this to find the committed offsets of groups: they may be in any log directory of the store. Raises `OSError`.
+    Use this to find the committed offsets of groups: they may be in any log directory of the store. Raises `OSError`
+    if the file `logfs.dirs` of one of the other directories cannot be read.
     """
     from logfs.log.disk.disk import ReadOnlyDisk
     from logfs.store.directory.log_dir import store_dirs, whole_store
@@ -322,7 +323,7 @@ def _check_local(path: Path) -> None:
 
 
 def check_deleted(wanted: Target) -> None:
-    """Raise `UnknownPartition` if no log directory of `wanted` has a deleted partition, of any name.
+    """Raise `UnknownPartition` if the log directories of `wanted` have no deleted partition, whatever its name.
 
     Call this before the store is opened for writing, for the reason in `check_partition_exists`. Raises `NotWritable`
     for a bucket, and `OSError` for a directory that cannot be read.

@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _groups(words: list[str]) -> list[str]:
-    """Return the groups that have committed offsets in any log directory among the words of a command line."""
+    """Return the groups that have committed offsets in the log directories that a command line names."""
     from logfs.cli.common import log_dirs_of, split_name, with_whole_store
     from logfs.store.store import Store
 

@@ -79,7 +79,11 @@ def _split_topic(directories: Sequence[Path]) -> tuple[Sequence[Path], str]:
 
 
 def _is_setting(word: str) -> bool:
-    """Whether a word is a setting and not the path of a log directory. A slash before any `=` makes it a path."""
+    """Whether a word, NAME or NAME=VALUE, is a setting, and not the path of a log directory.
+
+    A word with a slash in NAME is a path. A word without `=` is a setting if NAME is that of a topic setting, or
+    contains a dot, and no such file exists.
+    """
     from logfs.setting import TOPIC_SETTINGS
 
     name, equals, _ = word.partition("=")

@@ -228,9 +228,9 @@ class _Consumer:
         return self._member.places[batch.log.name].taken >= batch.end
 
     def _offset_after(self, batch: _Printed, taken: int) -> int:
-        """Return the offset up to which the text of a batch lies in the first `taken` bytes of the output.
+        """Return the offset below which all text of a batch is in the first `taken` bytes of the output.
 
-        This is the start offset of the batch if not even its first record lies wholly in these bytes.
+        The result is the start offset of the batch if these bytes end before the text of the batch.
         """
 
         def is_left(end: int) -> bool:
@@ -349,7 +349,7 @@ class _Consumer:
         return True
 
     def _execute(self, log: OpenLog, start: int, end: int) -> bool:
-        """Run the command for the records at the offsets [start, end), unless the filter admits none of them.
+        """Run the command with the records at the offsets [start, end) that the filter admits, if there are any.
 
         Return False if the command fails.
         """

@@ -82,8 +82,9 @@ class RecordDecoder:
     ) -> list[Record]:
         """Return the records of a chunk, with the selected keys and values decoded.
 
-        A field that cannot be decoded stays as it is. With `is_counted`, such a failure is printed and counted. Pass
-        False for a chunk that will be decoded again, so that no failure counts twice.
+        A field that cannot be decoded stays as it is. With `is_counted`, such a failure is counted, and its reason
+        is printed if it is a new one. Pass False for a chunk that will be decoded again, so that no failure counts
+        twice.
         """
         if not self._is_frozen:
             # Exempt the objects of the loaded modules from garbage collection: scanning them again and again would
@@ -131,7 +132,10 @@ class RecordDecoder:
             raise _not_installed(error) from None
 
     def _tell(self, place: Place, reason: str) -> None:
-        """Print to standard error why a field of the record at `place` was not decoded, each reason only once."""
+        """Print to standard error why a field of the record at `place` was not decoded.
+
+        Each reason is printed only once, and at most `_MOST_TOLD` reasons are printed.
+        """
         if reason not in self._told and len(self._told) < _MOST_TOLD:
             self._told.add(reason)
             sys.stdout.flush()

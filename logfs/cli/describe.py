@@ -45,9 +45,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _choice(store: Store, name: str, topic_list: str | None) -> Callable[[TopicPartition], bool]:
-    """Return a filter that accepts the partitions of `name` whose topic is in `topic_list`.
+    """Return a filter for partitions, which accepts those that both `name` and `topic_list` select.
 
-    `name` is a partition or a topic, "" for all. `topic_list` has topics separated by commas, None for all.
+    `name` is a partition or a topic; "" selects all. `topic_list` has topics separated by commas; None selects all.
     """
     named = names.partitions_named(name, store.registry.homes)
     topics = topic_list.split(",") if topic_list else []
@@ -88,7 +88,7 @@ def _print_json(store: Store, is_chosen: Callable[[TopicPartition], bool]) -> No
 
 
 def _error(log_dir: LogDir) -> str | None:
-    """Return the exception that kafka-log-dirs prints for a failed log directory; None for one that works."""
+    """Return the class name of the exception that kafka-log-dirs prints for a failed log directory; else None."""
     failed = log_dir.failure is not None
     return "org.apache.kafka.common.errors.KafkaStorageException" if failed else None
 

@@ -233,7 +233,11 @@ def _store_session(arguments: argparse.Namespace, words: list[str]) -> Callable[
 
 
 def _mirror(arguments: argparse.Namespace, *, read_only: bool) -> MirrorOptions | None:
-    """Return the options of `--mirror`, None without it. Raises `InvalidStore` and the errors of `source_of`."""
+    """Return the options of the mirror that `--mirror` asks for; None without `--mirror`.
+
+    Raises `InvalidStore` for `--mirror` with a read-only mount, for options of the mirror without `--mirror`, and the
+    errors of `source_of`.
+    """
     from logfs.mount.mounted_mirror import MirrorOptions
 
     if arguments.mirror is None:

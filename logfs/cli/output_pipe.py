@@ -50,9 +50,10 @@ class OutputPipe:
         return max(self.written - int(unread), 0)
 
     def await_reader(self, seconds: float) -> bool:
-        """Wait at most `seconds` until the reader has taken all bytes; return False if the reader exits before that.
+        """Wait until the reader has taken all bytes or exits, but at most `seconds`.
 
-        Return True if the reader has taken all bytes, or if it still exists after `seconds`.
+        Return False if the reader exits before it has taken all bytes. Otherwise return True, also if `seconds` have
+        passed.
         """
         end = time.monotonic() + seconds
         while self.taken() < self.written:

@@ -52,7 +52,7 @@ def _replicas(text: str) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Push topics, and print how much of each was sent. If any topic cannot be pushed, send nothing, and return 1.
+    """Push topics, and print how much of each was sent. If one of them cannot be pushed, send nothing, and return 1.
 
     Raises `InvalidName` for a malformed regular expression, and the errors of opening a store and of `Push`.
     """

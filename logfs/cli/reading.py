@@ -87,7 +87,7 @@ class OpenLogs:
 
     @property
     def is_topic(self) -> bool:
-        """Whether the TARGET may stand for several partitions, even if there is only one now."""
+        """Whether the TARGET is a topic, or a list of names. It can then stand for several partitions."""
         return len(self._names) > 1 or self._names[0] != self.logs[0].name
 
     def find_new(self) -> Sequence[OpenLog]:
@@ -183,7 +183,7 @@ class OpenLog:
 
 
 def _is_moving(wanted: Target) -> bool:
-    """Return whether a log directory has a `-future` or `-stray` directory of the partition, as during a move."""
+    """Whether the partition is being moved: a log directory has a `-future` or `-stray` directory of it."""
 
     def is_on_the_way(entry: str) -> bool:
         return entry.startswith(f"{wanted.name}.") and entry.endswith(_ON_THE_WAY)

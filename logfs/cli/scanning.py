@@ -38,8 +38,8 @@ class LogScan(Generic[T]):
     """The records at the offsets [start, end) of a log, in parts. `whole` is False once a range was skipped.
 
     Damaged ranges, and ranges that retention drops before they are read, are reported on standard error and skipped.
-    If the log is compacted during the scan, records may be removed before they are read, because newer records have
-    the same keys. So a scan without an `end` continues to the new log end, where the newer records are.
+    If the log is compacted during the scan, a record may be removed before it is read, because a newer record has its
+    key. A scan with an `end` of None then continues to the new log end, so that it reads the newer record.
     """
 
     def __init__(
@@ -49,12 +49,12 @@ class LogScan(Generic[T]):
         end: int | None,
         read: ReadNext[T],
     ) -> None:
-        """Prepare a scan. Nothing is read yet.
+        """Prepare a scan. Nothing is read yet. An `end` of None stands for the log end.
 
         The scan calls `read(reader, start, stop, by_record)`, which must yield pairs (offset, part) for the offsets
-        [start, stop). A part has the next records; after it, all records below `offset` have been yielded. The
-        scan sets `by_record` if a read in larger pieces would meet damage that was reported already: `read` must then
-        read record by record. `read` must raise `DamagedRange` at damage. If another process has deleted or cut a
+        [start, stop). A part has the next records; after it, all records below `offset` have been yielded. If
+        `by_record` is True, `read` must read record by record: a read in larger pieces would meet damage again that
+        was reported already. `read` must raise `DamagedRange` at damage. If another process has deleted or cut a
         file that is read, `read` must raise `Gone`, or `OffsetOutOfRange` if it has already yielded a part of the
         segment.
         """
@@ -159,10 +159,10 @@ def read_chunks(
 def read_text(
     reader: Reader, start: int, stop: int, view: View
 ) -> Iterator[tuple[int, bytes]] | None:
-    """Return the text of the records from `start` up to `stop`, but not beyond the end of the segment with `start`.
+    """Return the text of the records at the offsets [start, stop) that are in the segment of `start`.
 
-    The result is an iterator over pairs (offset, text), as `LogScan` requires. It is None if a read of the text would
-    not notice damage in the segment.
+    The result is an iterator over pairs (offset, text), as `LogScan` requires. It is None if the segment has damage
+    that a read of the text would not notice.
     """
     segment = reader.log.state.segments_from(start)[0]
     if _may_hide_damage(segment, segment.size_bytes):
@@ -189,15 +189,15 @@ def _text(
 
 @lru_cache(maxsize=1)
 def _may_hide_damage(segment: Segment, size_bytes: int) -> bool:
-    """Return whether a segment has damage that is not noticed when its text is read.
+    """Whether a segment has damage that a read of its text may not notice.
 
-    A read of the text skips batches without text, such as control batches, and any damage beside them. If the text
-    has as many records as the segment has offsets, no batch was skipped or lost, and the result is False. It is also
-    False for a compacted segment (`segment.gaps`), in which missing offsets do not count as damage. Any other segment
-    is searched for damage.
+    A read of the text skips batches without text, such as control batches, and the damage next to them. The result is
+    False if the text has as many records as the segment has offsets, because then no batch is skipped or lost. It is
+    also False for a compacted segment (`segment.gaps`), in which missing offsets do not count as damage. For other
+    segments, the result is whether a scan finds damage.
 
-    `size_bytes` is the present size of the segment. It is a parameter so that the result is not taken from the cache
-    after the segment has grown.
+    `size_bytes` is the present size of the segment. It is part of the cache's key, so that a segment that has grown
+    is scanned again.
     """
     from logfs.log.segment import batch_scanner
 

@@ -97,8 +97,8 @@ class Bounds:
     def of(self, reader: Reader) -> tuple[int, int | None]:
         """Return the range as offsets [start, end) of a log; an `end` of None stands for the log end.
 
-        Raises `OffsetOutOfRange` if a single offset is given, and readers see no record there. In a log without
-        records, `earliest` and `latest` raise this error, too; as the last bound, `latest` stands for the log end.
+        Raises `OffsetOutOfRange` for a single offset at which readers see no record, and for `earliest` and `latest`
+        in a log without records. But as the last bound of a range, `latest` stands for the log end, and never raises.
         """
         start, end = reader.log_start_offset, None
         if self._offsets is not None:

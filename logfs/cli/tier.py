@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Copy sealed segments that are not in the object store yet. Then apply retention, here and in the object store.
+    """Copy sealed segments that are not in the object store yet. Then apply retention to local and remote segments.
 
     A mount does the same in the background. The exit code is 1 if a log directory has failed, or a partition is
     offline. Raises `InvalidSetting` for a partition whose topic is not tiered, `NotWritable` if the bucket belongs to

@@ -177,8 +177,8 @@ def _wait(mount: MountEntry, pid: int, daemon: int) -> int:
 def _tell(mountpoint: str, daemon: int, others: dict[str, list[int]]) -> None:
     """Print, in one line, where the filesystem is still mounted. `daemon` is the process id of its daemon.
 
-    `others` has the paths at which the filesystem is mounted. It maps each path to the ids of the processes in other
-    mount namespaces that see the mount.
+    `others` maps each path at which it is mounted to the ids of the processes in other mount namespaces that see this
+    mount. The list is empty for a mount that only this namespace sees.
     """
     places = []
     for path, pids in sorted(others.items()):

@@ -1,4 +1,4 @@
-"""A thread that fetches from one broker the partitions which this broker leads (Kafka's ReplicaFetcherThread)."""
+"""A thread that fetches, from one broker, the partitions that this broker leads (Kafka's ReplicaFetcherThread)."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Fetcher:
 
     @property
     def failing_seconds(self) -> float:
-        """For how many seconds every attempt has failed; 0 if the last attempt succeeded."""
+        """The seconds since the first failure after the last success; 0 if the last attempt succeeded."""
         since = self._failing_since
         return 0.0 if since is None else time.monotonic() - since
 
@@ -177,8 +177,8 @@ class Fetcher:
     def _guarded(self, mirror: PartitionMirror, work: Callable[[], bool]) -> bool:
         """Call `work` for a partition, and return its result: False if the metadata may be out of date.
 
-        Raises a `ClusterError` of `work`. Any other error is recorded as the problem of the partition, and the result
-        is True, because new metadata would not help.
+        If `work` raises `ClusterError`, raises it, too. Any other error is recorded as the problem of the partition,
+        and the result is True, because new metadata would not help.
         """
         try:
             return work()

@@ -160,8 +160,8 @@ class Mirror:
     def run_once(self, report: Callable[[MirrorProgress], object]) -> None:
         """Mirror all batches up to the present end of each partition in the cluster, and make them durable.
 
-        A partition that has no leader now, or could not be mirrored for 30 seconds, is left incomplete; `progress`
-        says why.
+        A partition is left incomplete if it has no leader at the start, or if all attempts to mirror it have failed
+        for 30 seconds; `progress` says why.
         """
         led = [each for each in self._partitions.values() if each.leader >= 0]
         for each in self._partitions.values():
@@ -183,9 +183,9 @@ class Mirror:
             each.flush()
 
     def _failing_seconds(self, mirror: PartitionMirror) -> float:
-        """Return for how many seconds a partition or the fetcher of its leader has failed: the longer of the two.
+        """Return the `failing_seconds` of a partition or of the fetcher of its leader, whichever are more.
 
-        The result is 0 if the last attempts of both succeeded.
+        They are 0 if the last attempts of both succeeded.
         """
         fetcher = self._fetchers.get(mirror.leader)
         of_broker = 0.0 if fetcher is None else fetcher.failing_seconds
@@ -253,7 +253,10 @@ class Mirror:
         self._mirror_groups()
 
     def _settings(self, topics: Sequence[str]) -> Mapping[str, Mapping[str, str]] | None:
-        """Return the settings of each topic, by topic name; None if the request fails, as without permission."""
+        """Return the settings of topics, by topic name; None if the request fails.
+
+        Topics whose settings the mirror may not read are left out.
+        """
         try:
             found = self._cluster.settings(topics)
         except ClusterError as error:
@@ -263,7 +266,7 @@ class Mirror:
         return found
 
     def _forget_others(self, topics: set[str]) -> None:
-        """Stop mirroring topics that the cluster no longer has: all except `topics`. The copies stay."""
+        """Stop mirroring all topics except `topics`, the ones that the cluster still has. The copies stay."""
         for topic in {each.partition.name.topic for each in self._partitions.values()} - topics:
             logger.warning("%s: is no longer in the cluster; its copy stays as it is", topic)
             self._forget(topic)

@@ -91,12 +91,15 @@ class PartitionMirror:
 
     @property
     def has_reached_goal(self) -> bool:
-        """Whether there is no goal, or the copy reaches the goal and is known to agree with the leader's log."""
+        """Whether the copy ends at or after `goal`, and is known to agree with the leader's log.
+
+        True if there is no goal.
+        """
         return self.goal is None or (self._agrees and self.partition.log_end_offset >= self.goal)
 
     @property
     def failing_seconds(self) -> float:
-        """For how many seconds every attempt has failed; 0 if there is no error now."""
+        """The seconds since the first error after the last success; 0 if the last attempt succeeded."""
         return 0.0 if self._failing_since is None else time.monotonic() - self._failing_since
 
     def follow(self, leader: int, leader_epoch: int) -> None:
@@ -155,11 +158,13 @@ class PartitionMirror:
     ) -> bool:
         """Drop the records that the leader's log does not have; return False if the metadata may be out of date.
 
+        `found` is the leader's answer to the question where the copy's last epoch ends. `ids` maps topics to their
+        ids; they must be requested after `found` was received. `cluster` is asked for the offset range of the source
+        if the copy's last epoch is above all epochs of the leader.
+
         The rules are those of kafka-storage 10.5. If the leader does not know the last epoch of the copy, an earlier
-        epoch must be compared next: `must_compare` stays True. `found` is the leader's answer about the end of
-        the copy's last epoch. `ids` maps topics to their ids, which were requested after this answer. `cluster` is
-        asked for the offset range of the source if the copy's last epoch is above all epochs of the leader. Raises
-        `ClusterError`, and `InvalidSetting` if `found` is about another topic of the same name.
+        epoch must be compared next: `must_compare` stays True. Raises `ClusterError`, and `InvalidSetting` if `found`
+        is about another topic of the same name.
         """
         if found.error != NONE or found.topic not in ids:
             return self._failed(found.error or UNKNOWN_TOPIC)

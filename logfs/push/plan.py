@@ -83,12 +83,12 @@ class TopicPlan:
 
     @property
     def is_refused(self) -> bool:
-        """Whether the topic cannot be pushed, or only with new offsets, for which no map file was given."""
+        """Whether the topic is not pushed: it has refusals, or obstacles but no map file for new offsets."""
         return bool(self.refusals or (self.obstacles and not self.is_translated))
 
     @property
     def left(self) -> int:
-        """The number of offsets left to push. If `is_translated`, some of these may have been pushed already."""
+        """The number of offsets left to push. If `is_translated`, they can include those of records sent before."""
         return sum(self.ends[number] - sent for number, sent in self.sent_up_to.items())
 
 
@@ -137,7 +137,7 @@ class Planner:
     def plan(
         self, topics: re.Pattern[str], report: Callable[[PushProgress], object]
     ) -> list[TopicPlan]:
-        """Read the topics whose whole names match, and return how each can be pushed.
+        """Read the topics whose whole names match `topics`, and return how each can be pushed.
 
         Raises `UnknownPartition` if no topic matches, `ClusterError`, and, for a partition that is offline, the error
         that keeps it offline.
@@ -195,10 +195,10 @@ class Planner:
         return plan
 
     def _try_settings(self, plan: TopicPlan) -> None:
-        """Ask the cluster whether it accepts the topic's settings during the push and those after it.
+        """Ask the cluster whether it would accept the settings that the topic gets for the push, and after the push.
 
-        During the push, the settings `FOR_PUSHING` take precedence. Nothing is changed in the cluster. If the cluster
-        refuses settings, its reason is added to `plan.refusals`.
+        For the push, the settings `FOR_PUSHING` override those of the topic. Nothing is changed in the cluster. If
+        the cluster refuses settings, its reason is added to `plan.refusals`.
         """
         for settings in ({**plan.settings, **FOR_PUSHING}, plan.settings):
             try:

@@ -110,7 +110,7 @@ class Push:
         self._commit_groups({plan.name: plan for plan in plans})
 
     def _check_ends(self, plans: Sequence[TopicPlan]) -> None:
-        """Raise `ClusterError` if a log in the cluster does not end after the last batch of the push."""
+        """Raise `ClusterError` if a log end offset in the cluster is not the one after the last batch of the push."""
         wanted = {(plan.name, number): end for plan in plans for number, end in plan.there.items()}
         for (topic, number), end in self._sender.settled_ends(wanted).items():
             if end != wanted[topic, number]:
@@ -123,8 +123,8 @@ class Push:
     def _prepare(self, plan: TopicPlan) -> None:
         """Give a topic in the cluster the settings `FOR_PUSHING`, under which brokers change no batch.
 
-        A missing topic is created, with its own settings and these. An existing topic is left unchanged if there are
-        no records left to push.
+        A missing topic is created, with its settings in the store and `FOR_PUSHING`, which takes precedence. An
+        existing topic is left unchanged if there are no records left to push.
         """
         settings = {**plan.settings, **FOR_PUSHING}
         if plan.remote is None:

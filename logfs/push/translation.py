@@ -80,10 +80,10 @@ class Translation:
     def _start(self, *, is_same: bool) -> dict[int, int]:
         """Return the offset at which to begin reading each local partition: the one after the last record sent.
 
-        `is_same` tells whether the topic has as many partitions in the cluster as in the store. If it is false, the
-        result is empty. The result also lacks each local partition whose records went to a partition with another
-        number: the partitions in the cluster may then have its records up to different offsets. The caller reads a
-        local partition that is not in the result from its beginning.
+        A local partition that is not in the result must be read from its beginning. It is left out if its records may
+        have gone to several partitions in the cluster, which may have them up to different offsets. This is so if it
+        has sent records to a partition with another number, or if `is_same` is False. `is_same` tells whether the
+        topic has as many partitions in the cluster as in the store.
         """
         found = {}
         for each in self._topic.partitions if is_same else ():
@@ -95,9 +95,10 @@ class Translation:
         return found
 
     def _codec(self) -> Codec:
-        """Return the codec for new batches: the one with the greatest id in the partitions' first local batches.
+        """Return the codec for new batches, by the first batch of each local partition.
 
-        The least id stands for no compression, so new batches are compressed if one of these batches is.
+        Of the codecs of these batches, the one with the greatest id is taken. The least id stands for no compression,
+        so new batches are compressed if one of these batches is.
         """
         first = [next(each.batches(each.log_start_offset), None) for each in self._topic.partitions]
         return max((batch.header.codec for batch in first if batch), default=Codec.NONE)

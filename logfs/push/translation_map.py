@@ -209,7 +209,10 @@ class TranslationMap:
 
     @contextmanager
     def _naming_path(self) -> Iterator[None]:
-        """Set the file name of an `OSError` raised in the context to the path of the map. ENOSPC has no file name."""
+        """Set the file name of each `OSError` raised in the context to the path of the map.
+
+        Python gives an error of a write, such as ENOSPC, no file name.
+        """
         try:
             yield
         except OSError as error:
@@ -217,13 +220,13 @@ class TranslationMap:
             raise
 
     def __contains__(self, topic: str) -> bool:
-        """Whether the map has, or had, lines for a topic. `keep_sent` may have removed them."""
+        """Whether the map has lines for a topic, or had lines that `keep_sent` has removed."""
         return any(each == topic for each, _, _ in self._runs)
 
     def begin(self, topic: str, topic_id: str) -> None:
-        """Set the id of a topic, and create or rewrite the file if needed. Raises `OSError`.
+        """Set the id of a topic, and write the file anew if it may not have exactly the runs of this object.
 
-        The caller must do this before it adds the first run of the topic.
+        The caller must do this before it adds the first run of the topic. Raises `OSError`.
         """
         self._topic_ids[topic] = topic_id
         if not self._is_whole:
@@ -335,9 +338,9 @@ class TranslationMap:
         """Convert the committed offsets of a consumer group to offsets in the cluster, by partition in the cluster.
 
         `committed` maps local partitions to the group's offsets, and `ends` maps partitions in the cluster to their
-        log end offsets. The result for a partition is the offset of its first record that the group has not read, or
-        the log end offset. So the group misses no record. It may read some again if a partition in the cluster has
-        records of several local partitions.
+        log end offsets. The result for a partition in the cluster is the offset of its first record that the group
+        has not read, or its log end offset. Records of local partitions that are not in `committed` do not count. The
+        group may read some records again if a partition in the cluster has records of several local partitions.
         """
         found: dict[int, int] = {}
         for (name, partition, there), runs in self._runs.items():

@@ -20,7 +20,8 @@ _ALL_BYTES = 2**31 - 1
 class DumpJob:
     """One run of `logfs dump`: options, output and findings.
 
-    `wrong` is True after an error that is not recorded in `findings`, such as a batch whose CRC is wrong.
+    `wrong` is True after an error that is printed at once, such as a batch with a wrong CRC. The errors in `findings`
+    do not set it.
     """
 
     def __init__(self, arguments: argparse.Namespace) -> None:
@@ -101,7 +102,7 @@ class DumpFindings:
 
     @property
     def wrong(self) -> bool:
-        """Whether any of the findings is an error."""
+        """Whether at least one of the findings is an error."""
         return any(kind.wrong for kind, _ in self._found)
 
     def add(self, kind: DumpFinding, name: str, **values: int) -> None:

@@ -42,7 +42,7 @@ class Lines:
     def add(self, fields: Mapping[str, Any], mark: str = "") -> None:
         """Add fields, by name, to the current line.
 
-        The text output begins the line with `mark` if these are its first fields. The JSON output has no marks.
+        In the text output, `mark` precedes the fields if the line has no fields yet. The JSON output has no marks.
         """
         if self.json:
             self._fields |= fields
