@@ -20,8 +20,8 @@ A record written to `append` or `append.jsonl` may be refused for these reasons,
 4. `format/encoding/batch_builder`: a batch with the record exceeds `max.message.bytes` or `segment.bytes`.
 5. The write to the disk fails: `Partition` cuts off what was written. It also refuses all later appends, unless the
    errno is in `EXHAUSTED`: no space, no quota, a file too large, too many open files.
-6. A due or requested sync fails (`flush.messages`, O_SYNC, O_DSYNC): the records are in the log, but not durable; the
-   write fails, and so do all later appends, unless only file descriptors were short.
+6. A due or requested sync fails (`flush.messages`, O_SYNC, O_DSYNC): the records are in the log, but not durable, and
+   the write fails. All later appends fail, too, except if the cause was too many open files.
 
 After a storage error such as EIO, `log/disk/checked_disk` refuses all access to the log directory, including reads.
 

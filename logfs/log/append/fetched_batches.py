@@ -91,8 +91,9 @@ def _has_gap(run: ScannedBatches, end: int) -> bool:
 def _skip_known(partition: Partition, view: memoryview) -> int:
     """Return the position of the first batch in `view` that this log lacks.
 
-    Raises `Corrupt` if this batch begins before the log end, because the logs then differ. If this log is empty, its
-    start is moved to the beginning of the batch instead.
+    The batch may begin before the log end. If the log has records, the two logs then differ, and `Corrupt` is raised.
+    If the log is empty, as after Kafka's DeleteRecords, its active segment is replaced by one that begins at the base
+    offset of the batch.
     """
     end, position = partition.log_end_offset, 0
     for header in whole_batches(view):
@@ -169,9 +170,10 @@ def begin_at(partition: Partition, offset: int, source: str = "") -> None:
     """Drop all records and begin the log at `offset`, the log start of the log that is copied (kafka-storage 10.5).
 
     The caller must first raise the log start of this log to its log end, and make that durable. If `offset` is above
-    the log end, leader epochs and producers are dropped too. `source` is as in `append_fetched`. Raises
-    `OffsetOutOfRange` if `offset` is below the log end; `NotWritable`, `PartitionFailed` or `UnknownPartition` if the
-    log takes no such changes; and `OSError`.
+    the log end, leader epochs and producers are dropped too. `source` is as in `append_fetched`.
+
+    Raises `OffsetOutOfRange` if `offset` is below the log end, and `NotWritable`, `PartitionFailed`,
+    `UnknownPartition` or `OSError` if the log cannot be changed.
     """
     end = partition.log_end_offset
     if offset < end:

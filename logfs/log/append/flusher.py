@@ -99,8 +99,9 @@ class Flusher:
 
         Appends go on during the sync: the partition's lock is held only to note where the log ends. Callers share a
         sync: a caller that has waited for another caller's sync returns at once if that sync covered its records.
-        Raises `PartitionFailed` if the sync fails. A failed partition raises its failure again, without a retry.
-        Raises `OSError` for too many open files; nothing has failed then, and a later flush may succeed.
+        Raises `PartitionFailed` if the sync fails. If the partition has failed before, raises that failure again and
+        syncs nothing. Raises `OSError` for too many open files; nothing has failed then, and a later flush may
+        succeed.
         """
         log = self._log
         with self.lock:

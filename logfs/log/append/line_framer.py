@@ -22,15 +22,17 @@ class LineFramer:
 
     `carry` is the beginning of a line whose newline has not arrived yet. `skipped` is the error of a line that was
     refused before its newline arrived, or None. A write that has only more bytes of the refused line is refused, too.
-    A write that has the end of the refused line and then other lines is consumed up to the newline of the refused
-    line, without an append. The program then writes the other lines again.
+    A write that has the end of the refused line and then other bytes is consumed up to the newline of the refused
+    line, without an append. The program then writes the other bytes again.
 
     The kernel divides a write(2) of about 1 MiB or more into parts. If the first part is refused, write(2) fails, and
-    the kernel does not send the other parts. They may contain the newline of the refused line, so the next write
-    counts as the beginning of a new line. If a later part is refused, write(2) returns the size of the parts before
-    it, and the program writes the rest again, perhaps in smaller pieces. If the refused line "abcd" began with "ab"
-    at the end of one part, and "cd" was in the next part, `refused_rest` is "cd" and its newline. It is refused each
-    time that the program writes it.
+    the kernel does not send the other parts. The newline of the refused line may be in a part that was not sent.
+    Therefore the next write begins a new line.
+
+    If a later part is refused, write(2) returns the size of the parts before it, and the program writes the rest
+    again, perhaps in smaller pieces. `refused_rest` is that part's share of the refused line. For example, if one
+    part ends with "ab" and the next begins with "cd" and a newline, and the line "abcd" is refused, `refused_rest` is
+    "cd" and the newline. These bytes are refused each time that the program writes them.
     """
 
     def __init__(self, partition: Partition) -> None:
@@ -90,7 +92,7 @@ class LineFramer:
     def finish(self) -> AppendResult:
         """Append the unfinished line, if there is one, as a record. Called after the last descriptor was closed.
 
-        If the line was not appended, `refused` in the result says why.
+        If the line was refused, `refused` in the result says why. Raises the errors of `write`.
         """
         if not self.carry:
             return self._nothing_appended(0)
@@ -132,14 +134,18 @@ class LineFramer:
         return self._nothing_appended(0, refused)
 
     def _skip(self, data: bytes) -> AppendResult:
-        """Refuse the rest of a refused line. Lines after it are not consumed: the program writes them again."""
+        """Refuse `data` if it has only bytes of the refused line; otherwise consume those bytes without an append."""
         reason, end = self.skipped, data.find(b"\n") + 1
         if end or len(data) >= _PART_BYTES:
             self.skipped = None
         return self._nothing_appended(end if end < len(data) else 0, reason)
 
     def _refuse_carried(self, lines: bytes, done: AppendResult) -> AppendResult:
-        """Refuse a line that earlier writes began, and drop `carry`, its beginning. Consume no byte of this write."""
+        """Refuse a write because the line that begins with `carry` was not appended. Consume no byte of the write.
+
+        `lines` are `carry` and the bytes of the write up to its last newline, and `done` is the result of their
+        append. Drops `carry`, except after an `OSError`.
+        """
         if isinstance(done.refused, LogfsError):
             if self._last_size >= _PART_BYTES:
                 self.refused_rest = lines[len(self.carry) : lines.index(b"\n") + 1]
@@ -150,7 +156,11 @@ class LineFramer:
         return self._nothing_appended(0, done.refused)
 
     def _is_refused_rest(self, data: bytes) -> bool:
-        """Whether a write begins with `refused_rest` or with the next piece of it. If not, forget `refused_rest`."""
+        """Whether `data` up to its first newline is `refused_rest` or a piece of it. If not, forget `refused_rest`.
+
+        A piece must begin where the last refused write began or ended (`_rest_from`). A piece with the newline must
+        reach the end of `refused_rest`.
+        """
         rest, end = self.refused_rest, data.find(b"\n") + 1
         piece = data[:end] if end else data
         found = {

@@ -150,12 +150,12 @@ class Partition(Log):
 
         The log assigns the offsets, the leader epoch and, for LogAppendTime, the timestamps. The batch is compressed
         again only if `compression.type` names another codec. A repetition of one of the producer's last five batches
-        is not appended again. With `coordinator`, the batch is one of a group coordinator, and its sequence numbers
+        is not appended again. With `coordinator`, the batch comes from a group coordinator, and its sequence numbers
         are not checked.
 
-        Raises `Corrupt`, `Unsupported`, `RecordTooLarge`, `InvalidRecord`, `InvalidProducerEpoch`,
-        `OutOfOrderSequence`, `InvalidTransactionState`, `NotWritable`, `PartitionFailed`, `UnknownPartition`,
-        `OSError`.
+        Raises `Corrupt`, `Unsupported`, `RecordTooLarge` or `InvalidRecord` for a batch that the topic refuses;
+        `InvalidProducerEpoch`, `OutOfOrderSequence` or `InvalidTransactionState` for one that does not fit the state
+        of its producer; and `NotWritable`, `PartitionFailed`, `UnknownPartition` or `OSError`, as `append` does.
         """
         now_ms, config = self._clock(), self.config
         batch = Batch.parse(bytes(data))
@@ -400,10 +400,10 @@ class Partition(Log):
         return error if error.errno in EXHAUSTED else self.fail("a write failed", error)
 
     def fail(self, what: str, error: BaseException) -> PartitionFailed:
-        """Refuse all further appends (docs/architecture.md, rule 7), and return the error that they raise.
+        """Refuse all further appends (docs/architecture.md, rule 7), and return the error that they will raise.
 
-        The message of this error has `what` and the cause `error`. If the whole log directory has failed, the error
-        is that of the log directory instead.
+        Its message has `what` and the message of the cause `error`. If the whole log directory has failed, returns
+        the error of the log directory instead.
         """
         if self.disk.failure is not None:
             self.failure = self.disk.failure
@@ -459,8 +459,8 @@ class Partition(Log):
     def _begin_next(self, base_offset: int, now_ms: int) -> Segment:
         """Seal the active segment, write a producer snapshot at its end, and return the next segment.
 
-        Raises `OSError`. The files of the next segment are then removed, because the old segment stays active, and
-        later appends to it get the same offsets. The files stay if the whole log directory has failed
+        After an `OSError`, the old segment stays active, and later appends to it get the offsets of the next segment.
+        The files of the next segment are therefore removed. They stay if the whole log directory has failed
         (`LogDirFailed`), or if their removal fails too, which the message of the error then says.
         """
         sealed, snapshots = self.active, self.snapshots
@@ -581,7 +581,7 @@ class Partition(Log):
             pass
 
     def check_truncatable(self, offset: int) -> None:
-        """Raise `OffsetOutOfRange` if `offset` is in or below a remote segment: these are not truncated."""
+        """Raise `OffsetOutOfRange` if `offset` is in or below a remote segment, which cannot be truncated."""
         if self.state.segments[0].is_tiered and offset < self.local_start_offset:
             raise OffsetOutOfRange(
                 f"{self.name.directory}: offset {offset} is below {self.local_start_offset}, where the local "
@@ -633,10 +633,10 @@ class Partition(Log):
         """Drop the `count` oldest segments and return those dropped; their files stay for `file.delete.delay.ms`.
 
         The caller must first make the new log start offset durable. A segment that ends above the log start is kept:
-        since the caller counted the segments, appends or compaction may have given it records that must stay. A log
-        that would lose all its segments gets an empty one at the log end. After an error, the segments whose files
-        were not renamed stay in the log; the others have left it. The objects of remote segments stay in the bucket
-        until `store/maintenance/remote_log_manager` deletes them.
+        after the caller counted the segments, appends or compaction may have added records that must stay. A log that
+        would lose all its segments gets an empty one at the log end. After an error, the segments whose files were
+        not renamed stay in the log; the others have left it. The objects of remote segments stay in the bucket until
+        `store/maintenance/remote_log_manager` deletes them.
         """
         self.check_changeable()
         self.views.pin()
@@ -757,7 +757,7 @@ class Partition(Log):
     ) -> list[Segment]:
         """Let the partition continue with `segments`, durable copies of all its local segments; return the old ones.
 
-        The copies are in `directory` on `disk`, which also has producer snapshots at the offsets `snapshots`. The
+        The copies are in `directory` on `disk`. `snapshots` are the offsets of the producer snapshots there. The
         result also has the segments that were dropped earlier but that readers still hold. The caller must hold
         `Flusher.lock` and `lock`.
         """

@@ -153,8 +153,8 @@ def final_batches(disk: Disk, directory: Path, part: CommitPart) -> Iterator[Sca
     """Yield the batches of `part`, the part of a commit for one partition, as the log will have them.
 
     The first `part.skip` batches are left out. Offsets, leader epoch and, for LogAppendTime, timestamps are set. Each
-    yielded item has many batches. Its `position` is 0, and not a position in a file. Raises the errors of
-    `read_staged`.
+    yielded item has many batches. Its `position` is 0, because its bytes are a copy and not a part of a file. Raises
+    the errors of `read_staged`.
     """
     offset, skip = part.base_offset, part.skip
     for staged in part.files:
@@ -402,8 +402,8 @@ def reconcile(disk: Disk, directory: Path, part: CommitPart) -> tuple[CommitPart
 class _ExistingBatches:
     """Compares the batches of `part`, the part of a commit for one partition, with the partition's .log files.
 
-    The comparison begins at the place of the part. `matched` is the number of batches that were equal in the files.
-    `differs` becomes True at the first batch that is not; the batches after that one are not compared.
+    The comparison begins at the place of the part. `matched` is the number of batches that are equal in the files.
+    `differs` becomes True at the first batch that is not equal; later batches are not compared.
     """
 
     def __init__(self, disk: Disk, directory: Path, bases: Sequence[int], part: CommitPart) -> None:
@@ -452,7 +452,7 @@ class _ExistingBatches:
         return False
 
     def check_place(self, part: CommitPart) -> None:
-        """Raise `Corrupt` if the part's place is within a batch, which means that it was assigned for another log."""
+        """Raise `Corrupt` if the part's place is within a batch: then the place was assigned for another log."""
         segment = self._segments.get(part.segment)
         if segment is None:
             return

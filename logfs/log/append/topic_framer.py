@@ -44,7 +44,7 @@ class Partitioner:
         self.left = BATCH_BYTES
 
     def partition(self, key: bytes | None, size: int) -> int:
-        """Return the number of a record's partition; `size` is the record's size in bytes, used if it has no key."""
+        """Return the partition number for a record of `size` bytes; the size of a record with a key is not used."""
         if key is not None:
             return partition_of(key, self.count)
         number = self.current
@@ -74,10 +74,10 @@ def check_partitions(topic: str, partitions: Sequence[Log]) -> None:
 
 
 class TopicLineFramer(LineFramer):
-    """A `LineFramer` whose lines go to the partitions of a topic. `partition` is the one for the next line.
+    """A `LineFramer` whose lines go to the partitions of a topic. The next line goes to `partition`.
 
-    In the subclass for envelopes, `partition` is the one for the next record without a key. The offsets in the
-    results are not offsets of a log: they number the records of one call from 0.
+    In the subclass for envelopes, the next record without a key goes to `partition`. The offsets in the results are
+    not offsets of a log: they number the records of one call from 0.
     """
 
     def __init__(self, partitions: Sequence[Partition], partitioner: Partitioner) -> None:

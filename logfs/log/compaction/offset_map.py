@@ -54,7 +54,7 @@ class OffsetMap:
         return self._used / self.room
 
     def put(self, data: NDArray[np.uint8], spans: NDArray[np.int64], first_offset: int) -> int:
-        """Put the keys of records at or above `first_offset` into the map. Return how many batches were completed.
+        """Put the keys of records at or above `first_offset` into the map; return how many batches fit completely.
 
         `data` and `spans` are those of `PlainBatches`. If the map becomes full, the call stops at the first key that
         does not fit. Raises `Corrupt` for malformed records.

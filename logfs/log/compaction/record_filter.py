@@ -1,9 +1,9 @@
 """The filter of compaction: which records and batch headers stay, and the bytes of the new .log file.
 
-The rules are those of kafka-storage 8.5 to 8.7. The first round that meets a tombstone gives its batch a delete
-horizon, `delete.retention.ms` from then; a round from then on drops the tombstone. The rules are applied to a
-whole run of scanned batches (`ScannedBatches`) at once. Batches that do not change are copied as they are in the
-file.
+The rules are those of kafka-storage 8.5 to 8.7. The first round that keeps a tombstone gives its batch a delete
+horizon: the time of that round plus `delete.retention.ms`. A round at or after the delete horizon drops the
+tombstone. The rules are applied to a whole run of scanned batches (`ScannedBatches`) at once. Batches that do not
+change are copied as they are in the file.
 """
 
 from __future__ import annotations
@@ -256,7 +256,7 @@ def _packed(
 ) -> bytearray:
     """Return a new batch with the kept records of a compressed batch, compressed at the codec's default level.
 
-    `base` is the delete horizon of the new batch (ms since the epoch), or None if it gets none.
+    `base` is the delete horizon of the new batch (ms since the epoch), None if the batch has no delete horizon.
     """
     header = batch.header
     attributes = header.attributes & _KEPT_BITS

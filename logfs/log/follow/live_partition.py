@@ -317,8 +317,8 @@ class LivePartition(Log):
     def _stat_log(self, since_ns: int | None = None) -> tuple[tuple[int, int, int], bool]:
         """Return (inode, size, mtime) of the last .log file, and whether each later change will alter the mtime.
 
-        With `since_ns` (ns since the epoch), the second item is about all changes after that time. In a bucket the
-        file does not change, and the result is constant.
+        "Later" means after this call or, with `since_ns`, after that time (ns since the epoch). In a bucket the file
+        does not change, and the result is constant.
         """
         if self.disk.is_remote:
             return (0, 0, 0), True
@@ -416,7 +416,11 @@ class LivePartition(Log):
     def _publish_followed(
         self, segments: Sequence[Segment], last_timestamp: int, *, changes_text: bool = False
     ) -> None:
-        """Make `segments` visible to readers. The log start is the checkpoint's, limited to the segments' offsets."""
+        """Make `segments` visible to readers, with the log start of the checkpoint.
+
+        A log start outside the offsets of `segments` is replaced by the nearest end of these offsets. `changes_text`
+        says that bytes of the text views may differ from before. A change of the log start implies this.
+        """
         start = max(self._checkpointed_start, segments[0].base_offset)
         start = min(start, segments[-1].next_offset)
         self.publish(

@@ -135,8 +135,8 @@ class LiveSegment(Segment):
     def follow_end(self) -> None:
         """Find the end of the segment in its files. In a large file, begin the search at an index entry near the end.
 
-        In a bucket, the description of the segment has the end. If the segment cannot be read in the bucket, it
-        counts as one offset long, so that readers do not mistake its start for the log end.
+        In a bucket, the end is taken from the metadata of the segment, if there is any. If the segment cannot be read
+        in the bucket, it counts as one offset long, so that readers do not mistake its start for the log end.
         """
         self._end = SegmentEnd(0, self.base_offset, UNMEASURED)
         if not self._disk.is_remote:
@@ -178,8 +178,8 @@ class LiveSegment(Segment):
     def advance(self) -> bool:
         """Move the end of the segment past the whole batches appended since the last call. Return whether it moved.
 
-        Raises `Gone` if the .log file was cut below the known end: the caller must then replace this segment. An
-        object in a bucket does not grow, but if it was unreadable, a readable object may have replaced it.
+        Raises `Gone` if the .log file was cut below the known end: the caller must then replace this segment. In a
+        bucket, where objects do not grow, the end moves only if the segment was unreadable and is readable now.
         """
         if not self._disk.is_remote:
             return self._advance()
@@ -306,8 +306,8 @@ class LiveSegment(Segment):
     def _time_before(self, timestamp: int) -> TimeEntry:
         """Return an entry of the time index before `timestamp` whose batch is in the log, or else (-1, base offset).
 
-        The entry's timestamp is below `timestamp` and not equal. An old entry that a truncation has left may have the
-        right timestamp, but the offset of a later batch: a search from there would miss the first batch.
+        An entry with exactly `timestamp` is not returned. A truncation may have left it: then its offset may be that
+        of a later batch with the same timestamp, and a search from there would miss the first such batch.
         """
         index = self.time_index
         number = bisect_left(range(len(index)), timestamp, key=lambda n: index[n].timestamp) - 1
@@ -476,7 +476,7 @@ class _LiveTxnIndex(TransactionIndex):
             self._identity = identity
 
     def read_again(self) -> None:
-        """Read the file again if it was read before. After a roll, the file has all entries of the segment."""
+        """Read the file again, if it was read before, because it has all entries of the segment after a roll."""
         if self._entries is not None:
             with suppress(Gone):
                 self._entries = self._load()

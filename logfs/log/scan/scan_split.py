@@ -42,7 +42,7 @@ class SegmentSplit:
     """The records [first_offset, end_offset) of a segment, to be read by another process.
 
     About `bytes` bytes of the .log file have to be read, from byte `position` on. `aborted` has the aborted
-    transactions to leave out: for each producer id its transactions, in ascending order.
+    transactions to leave out, by producer id. Those of one producer are in ascending order.
     """
 
     segment: SegmentDescriptor
@@ -58,7 +58,8 @@ def plan(
 ) -> Iterator[SegmentSplit]:
     """Split the records [first_offset, end_offset) of a partition; yield splits of about `split_bytes` bytes each.
 
-    The splits end at entries of the offset index. Together they cover exactly these records, by ascending offset.
+    A segment is cut at entries of its offset index. The splits together cover exactly these records, by ascending
+    offset.
     `reader` decides which transactions are visible. Raises `Gone` or `FileNotFoundError` if a file leaves the log
     meanwhile: refresh the reader and call again.
     """
@@ -108,7 +109,7 @@ def ranges_reaching(reader: Reader, timestamp: int) -> list[tuple[int, int]]:
 def _first_reaching(segment: Segment, timestamp: int) -> int:
     """Return an offset below which all records of a segment are earlier than `timestamp`.
 
-    If all records of the segment are earlier, this is the end offset of the segment.
+    If the time index shows that all records of the segment are earlier, this is the end offset of the segment.
     """
     if segment.is_tiered:
         # The metadata of the segment tells its greatest timestamp, so no request to the bucket is needed.
@@ -175,7 +176,7 @@ def _cuts(segment: Segment, first: int, end: int, split_bytes: int) -> Iterator[
 
 
 def _between(aborted: Aborted, first: int, end: int) -> Aborted:
-    """Return those of the `aborted` transactions that may have records with offsets in [first, end)."""
+    """Return those of the `aborted` transactions whose range of offsets overlaps [first, end)."""
     found = {
         producer: [each for each in ranges if each[0] < end and each[1] > first]
         for producer, ranges in aborted.items()
@@ -229,7 +230,8 @@ def _read(
 def _start(segment: Segment, segment_split: SegmentSplit) -> tuple[int, int]:
     """Return where the scan of a split begins: the split's position, and the base offset of the batch there.
 
-    If no fitting batch is there, return 0 and the base offset of the segment.
+    If no batch begins there, or one with a base offset above the split's first offset, returns 0 and the base offset
+    of the segment.
     """
     head = segment.header(segment_split.position) if segment_split.position else None
     if head is not None and segment.base_offset <= head.base_offset <= segment_split.first_offset:

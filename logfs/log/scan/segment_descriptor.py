@@ -1,8 +1,8 @@
 """Descriptions of segments. With a description, another process that shares only the files can open the segment.
 
-A description has the identities (inode numbers) of files. A process on another machine therefore notices if it does
-not see the same files as the process that made the description: because the log directory is not mounted there, is an
-old copy, or lacks a file. A file is also missing if the segment has left the log since it was described;
+A description has the identities (inode numbers) of files. By these, a process on another machine notices that it does
+not see the same files as the process that made the description. The log directory may not be mounted there, or may be
+an old copy, or may lack a file. A file is also missing if the segment has left the log since it was described;
 `SegmentDescriptor.has_left` tells whether this is the cause.
 """
 
@@ -50,10 +50,11 @@ class SegmentDescriptor:
     """A description of a segment and its .log file at the time when a scan or job was planned. It can be pickled.
 
     `next_offset` is the offset after the segment, and `size_bytes` the valid length of the file. `is_last` means that
-    no segment followed it, and `gaps` that offsets may be missing in it. The identities are those of the file, of its
-    partition directory and of its log directory (`disk.Status`); `identity` is None for the segment of an empty log
-    that has no file yet. `previous` is the base offset and the identity of the segment before this one, None for the
-    first segment of the log. `tiered` says how to find a segment in an object store, None for a local file.
+    no segment followed it, and `gaps` that offsets may be missing in it. `identity`, `directory_identity` and
+    `log_dir_identity` are the identities (`disk.Status`) of the file, its partition directory and its log directory;
+    `identity` is None for the segment of an empty log that has no file yet. `previous` is the base offset and the
+    identity of the segment before this one, None for the first segment of the log. `tiered` says how to find a
+    segment in an object store, None for a local file.
     """
 
     directory: str
@@ -81,8 +82,8 @@ class SegmentDescriptor:
     def open(self) -> Segment:
         """Return the segment; the file of a local segment is open and checked. Close the segment after use.
 
-        Raises `Gone` if the file is missing, is another file, or is shorter than planned. Raises `OSError`. For a
-        remote segment that logfs copied, no request is sent; if another program copied it, the bucket is listed.
+        Raises `Gone` if the file is missing, is another file, or is shorter than planned, and `OSError`. For a remote
+        segment that logfs copied, no request is sent; if another program copied it, the bucket is listed.
         """
         segment = self._open()
         segment.gaps = self.gaps
@@ -136,9 +137,9 @@ class SegmentDescriptor:
     def has_left(self, reader: Reader) -> bool:
         """Whether this segment has left the log: by retention, compaction or truncation, or with its partition.
 
-        A partition that was moved or created again counts, too. `reader` shows the partition as it is now. False
-        means that the segment is still there: another process that does not find its file has another directory at
-        this path. Raises `OSError`.
+        The segment has also left if its partition was moved to another log directory, or deleted and created again.
+        `reader` shows the partition as it is now. False means that the segment is still there: if another process
+        does not find its file, that process has another directory at the same path. Raises `OSError`.
         """
         is_tiered = isinstance(as_path(self.directory), BucketPath) and not reader.disk.is_remote
         if not is_tiered and reader.disk.stat(reader.directory).identity != self.directory_identity:

@@ -207,8 +207,8 @@ class Walk:
     def _check_successor(self, position: int, header: Header, known: bool) -> None:
         """Raise `Corrupt` if the next batch contradicts the offsets in `header`.
 
-        `header` is the header of the batch at `position`. The check is not needed if the previous batch is known to
-        end just before these offsets. `known` says whether the last offset of the previous batch is known.
+        `header` is the header of the batch at `position`. `known` says whether the last offset of the previous batch
+        is known. A batch whose base offset follows this last offset needs no check of its successor.
         """
         after = position + header.size_bytes
         successor = self._base_offset(after) if after < self.end else None
@@ -275,11 +275,11 @@ class Walk:
     def _contents(self, position: int, expected: int) -> tuple[int, int, bool]:
         """Return the probable end position of a damaged batch, its last offset, and whether its length is reliable.
 
-        The caller needs the result to distinguish later batches of the log from bytes inside the damaged batch that
-        only look like a batch. For example, a compressed message of an old format contains messages, which snappy and
-        LZ4 do not change if they cannot shorten them. If the length of the outer message agrees with the lengths of
-        its fields, the length is right. Otherwise the inner messages are recognised by their offsets, which do not
-        exceed that of the outer message.
+        Bytes inside the damaged batch may look like a batch. By the result, the caller tells them from later batches
+        of the log. For example, a compressed message of an old format contains messages, and snappy and LZ4 leave the
+        bytes of these as they are if they cannot shorten them. If the length of the outer message agrees with the
+        lengths of its fields, the length is right. Otherwise the inner messages are recognised by their offsets,
+        which do not exceed that of the outer message.
         """
         head = self._get(position, HEADER_SIZE)
         end = position + _size_at(head)

@@ -191,7 +191,7 @@ class ScannedBatches(NamedTuple):
 
         The sizes are int64[batches, 3], as from `text_sizes`. The offsets are int64[batches, 2], and have no meaning
         for control batches and batches without records. Returns None if records are malformed, if a batch has
-        LogAppendTime timestamps, and for a batch of an old format: use `measure` for these.
+        LogAppendTime timestamps or too many records, and for a batch of an old format: use `measure` for these.
         """
         from logfs.format.kernels import text_kernels
 
@@ -236,8 +236,8 @@ class ScannedBatches(NamedTuple):
         """Return all records as JSON envelopes, each of which begins with `prefix`.
 
         `size` is the total size of the envelopes in bytes, according to the text index. Returns None if the envelopes
-        have another size, if `size` is above 32 MiB, if records are malformed, if some batches have CreateTime and
-        others LogAppendTime timestamps, or for a batch of an old format.
+        have another size, if `size` is above 32 MiB, if records are malformed, if a batch has too many records, if
+        some batches have CreateTime and others LogAppendTime timestamps, or for a batch of an old format.
         """
         from logfs.format.kernels import text_kernels
 
@@ -476,7 +476,8 @@ def scan_segment(
 ) -> Iterator[ScannedBatches | Damage]:
     """Yield the valid batches of a segment from `position` on, in runs, and each `Damage` between them.
 
-    `first_offset` is the base offset that the first batch should have; with `segment.gaps` it may have a higher one.
+    `first_offset` is the lowest base offset that the first batch may have. Without `segment.gaps`, a higher base
+    offset means that batches are missing, which is damage.
     """
     size = segment.size_bytes
     expected = first_offset
@@ -533,7 +534,8 @@ def _below(rows: NDArray[np.int64], limit_offset: int) -> NDArray[np.int64]:
 def _without_doubtful_end(rows: NDArray[np.int64], expected: int) -> NDArray[np.int64]:
     """Return `rows` without the last batch if offsets are missing before that batch.
 
-    No CRC covers a batch's offset. Only the batch after it can confirm the offset, so the next scan reads both.
+    No CRC covers a batch's offset. Only the batch after it can confirm the offset. The next scan therefore begins
+    with the batch that was left out, and reads the batch after it, too.
     """
     if len(rows):
         before = int(rows[-2, NEXT_OFFSET]) if len(rows) > 1 else expected

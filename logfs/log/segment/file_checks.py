@@ -20,7 +20,7 @@ _SWAP = names.LOG + names.SWAP
 
 
 def check_files(disk: Disk, directory: Path) -> None:
-    """Refuse files that are named like a segment's file or a producer snapshot, but cannot be one.
+    """Refuse files that have the name of a segment's file or of a producer snapshot, but cannot be such a file.
 
     Raises `InvalidName` for a symlink, a FIFO or a directory, and for a `.log`, `.log.swap` or `.cleaned` file whose
     stem is not an offset. Raises `Corrupt` for a `.log` or `.log.swap` file that is longer than a segment may be, and

@@ -85,7 +85,7 @@ class SparseIndex(NamedFile):
 
     @property
     def room(self) -> int:
-        """How many further entries fit, apart from the space for `reserved` entries."""
+        """How many more entries fit, without the space for `reserved` entries; 0 or less if the index is full."""
         length = (self._entries or self._open()).length
         capacity = length if self._writer is None else self._writer.capacity
         return capacity - length - self.reserved
@@ -111,8 +111,9 @@ class SparseIndex(NamedFile):
     def preallocate(self, max_bytes: int) -> None:
         """Make space for the entries of an active segment, filled with zeros.
 
-        The file gets at most `max_bytes`, but always enough for its entries, and for the one entry that a time index
-        gets when the segment is sealed. A read-only store collects the entries in memory instead, without a limit.
+        The file gets at most `max_bytes`, but always enough for its entries. A file without entries gets space for at
+        least one, which sealing the segment may add. A read-only store collects the entries in memory instead,
+        without a limit.
         """
         count = len(self)
         if self._disk.writable:
@@ -136,7 +137,8 @@ class SparseIndex(NamedFile):
     def collect(self, max_bytes: int | None = None, *, keep: bool = False) -> None:
         """Collect entries in memory from now on, until `save`. The file does not change.
 
-        The entries so far are dropped unless `keep`. At most `max_bytes` of entries fit.
+        The present entries are dropped, unless `keep` is true. `max_bytes` limits the size of all entries; None means
+        no limit.
         """
         data = bytearray(self.to_bytes() if keep else b"")
         limit = MAX_RELATIVE_OFFSET if max_bytes is None else max_bytes // self.entry.size
@@ -351,8 +353,8 @@ class SparseIndex(NamedFile):
     def _forget_cut(self, entries: Entries) -> None:
         """Make the next use open the file again, because the file is shorter than `entries` says.
 
-        Raises `Gone` if the index cannot open the file again, as in a read-only store. The caller then lists the log
-        again and repeats the read (`Reader.until_found`).
+        Raises `Gone` in a read-only store, and for an index that is being written: these cannot open the file again.
+        The caller then lists the log again and repeats the read (`Reader.until_found`).
         """
         if self._entries is entries:
             if not (self._disk.writable and entries.reopens):
@@ -435,10 +437,10 @@ class OffsetIndex(SparseIndex):
         self.extend(b"".join([pack(offset - base, position) for offset, position in entries]))
 
     def can_be(self, next_offset: int, log_bytes: int) -> bool:
-        """Whether this may be the index of a sealed segment whose .log file has `log_bytes` bytes.
+        """Whether the file size and the last entry are possible for the offset index of a sealed segment.
 
-        All offsets of the segment are below `next_offset`. Checks only the file size and the last entry. No
-        entry stands for the first batch, so an entry of zeros is invalid (kafka-storage 3.1).
+        The .log file of the segment has `log_bytes` bytes, and all its offsets are below `next_offset`. No entry
+        stands for the first batch, so an entry of zeros is invalid (kafka-storage 3.1).
         """
         entries = self._entries or self._open()
         if entries.has_rest:
@@ -483,11 +485,11 @@ class TimeIndex(SparseIndex):
     reserved = 1
 
     def can_be(self, next_offset: int, first_batch_timestamp: int) -> bool:
-        """Whether this may be the index of a sealed segment whose offsets are all below `next_offset`.
+        """Whether the file size and the last entry are possible for the time index of a sealed segment.
 
-        `first_batch_timestamp` is the greatest timestamp of the segment's first batch (ms), -1 if there is none.
-        Checks only the file size and the last entry. If the segment has timestamps, the index has at least one entry:
-        the closing entry, which is written when the segment is sealed (kafka-storage 3.5).
+        All offsets of the segment are below `next_offset`. `first_batch_timestamp` is the greatest timestamp of its
+        first batch (ms), -1 if there is none. If the segment has timestamps, the index has at least one entry: the
+        closing entry, which is written when the segment is sealed (kafka-storage 3.5).
         """
         entries = self._entries or self._open()
         if entries.has_rest:

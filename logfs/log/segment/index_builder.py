@@ -99,7 +99,7 @@ class TextBuilder:
             index.append_all((offset, at, TextSize._make(text)) for offset, at, text in rows)
 
     def add_entry(self, offset: int, position: int) -> None:
-        """Add an entry for a position after the last entry, unless the index is full."""
+        """Add an entry for `position`, unless the last entry is at or after it, or the index is full."""
         if position > self._last_entry and not self._index.is_full:
             self._index.append(offset, position, self.text)
             self._last_entry = position
@@ -203,7 +203,7 @@ def rebuild_lookups(segment: Segment) -> tuple[OffsetIndex, TimeIndex]:
 
 
 def lookup_fits(segment: Segment, number: int) -> bool:
-    """Whether the offset index (`number` 0) or time index (1) of a sealed segment may be right, by a cheap check.
+    """Whether the offset index (`number` 0) or time index (1) of a sealed segment passes a cheap check.
 
     The last entry of the time index decides which segment is searched for a time, so it is compared with the log.
     """
@@ -221,7 +221,10 @@ def lookup_fits(segment: Segment, number: int) -> bool:
 
 
 def text_fits(segment: Segment) -> bool:
-    """Whether the text index still points at batches, by a cheap check: another program may have written the log."""
+    """Whether the last entries of a segment's text index agree with the log: a cheap check of the index.
+
+    They do not agree, for example, if another program has truncated the log. An index without entries passes.
+    """
     index = segment.text_index
     size = segment.size_bytes
     if not index.is_end_right:

@@ -109,10 +109,10 @@ class Segment(SegmentFiles):
     def _repaired(self, number: int) -> SparseIndex | None:
         """Check the file of the offset index (`number` 0) or the time index (1); rebuild a wrong one from the log.
 
-        Returns the rebuilt index, or None if the caller is to use the file as it is. That is so if the file is right,
-        and also if it could not be made right. The file of a segment that is not sealed, is empty, or is in a bucket,
-        where a check costs requests, is not checked. A wrong file does no harm, because each entry is checked against
-        the log when it is used.
+        Returns the rebuilt index. Returns None if the file is right, if an earlier rebuild did not make it right, or
+        if it is not checked: the caller must then use the file as it is. Only the files of sealed segments with
+        batches are checked, and not in a bucket, where a check costs requests. A wrong file does no harm, because
+        each entry is checked against the log when it is used.
         """
         if self.next_base is None or self.is_active or self._disk.is_remote or not self.size_bytes:
             return None
@@ -143,7 +143,8 @@ class Segment(SegmentFiles):
         """Return entries from `text_entries` to replace `count` damaged entries of the text index.
 
         The damaged entries lie between the valid entries `before` and `after`; `after` is None if no valid entry
-        follows. The result is then empty for the last segment of the log, whose end may not be known yet.
+        follows. Without `after`, the result is empty for the last segment of the log, because its end may not be
+        known yet.
         """
         self._disk.check_may_block()
         # During recovery, the end of the last segment is not known yet.
@@ -399,10 +400,10 @@ class Segment(SegmentFiles):
     def find_batch_at(self, timestamp: int, first_offset: int) -> tuple[int, Batch | None]:
         """Find the first batch with a greatest timestamp >= `timestamp` (ms) and a last offset >= `first_offset`.
 
-        Returns (position, batch). `position` is that of the previous batch, or of the batch where the lookup began.
-        `batch` is None if there is no such batch, or if the lookup met missing offsets, an old format or damage: then
-        a walk from `position` may find the batch. The lookup reads headers, beginning at a time index entry, and
-        checks the CRC only of the batch that it returns.
+        Returns (position, batch). `position` is that of the batch before it, or of the batch where the lookup began.
+        `batch` is None if the lookup did not find the batch. The lookup ends early at missing offsets, an old format
+        or damage: a walk from `position` can then still find the batch. The lookup reads headers, beginning at a time
+        index entry, and checks the CRC only of the batch that it returns.
         """
         start = max(self.offset_before(timestamp), first_offset)
         position, expected, _ = self._look_from(start)
@@ -453,7 +454,10 @@ class Segment(SegmentFiles):
 
     @property
     def limit_offset(self) -> int:
-        """An offset above all those that may be in the segment."""
+        """The exclusive upper limit of the offsets in the segment.
+
+        It is the base offset of the next segment, but at most 2^31 above the base offset of this segment.
+        """
         limit = self.base_offset + MAX_RELATIVE_OFFSET + 1
         return limit if self.next_base is None else min(limit, self.next_base)
 

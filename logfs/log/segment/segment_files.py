@@ -261,7 +261,7 @@ _open_segments: deque[ref[SegmentFiles]] = deque()
 
 
 def _count(opened: ref[SegmentFiles]) -> None:
-    """Register a sealed segment that has files open. If there are too many, close the files of those opened first."""
+    """Register a sealed segment that has files open. If too many are registered, close the files of the oldest."""
     segment = opened()
     if segment is None or segment.next_base is None or segment._is_counted:
         return

@@ -77,9 +77,9 @@ class DeletedSegments:
     def remove(self, now_ms: int) -> int:
         """Unlink the files of segments whose delay has passed; return the number of segments.
 
-        The files of a segment that a reader holds stay until the reader has released it. Unlinked files would have to
-        stay open for the reader. This would free no space, and a reader that is far behind would need too many
-        descriptors.
+        The files of a segment that a reader holds stay until the reader has released it. If they were unlinked, they
+        would have to stay open for the reader: no space would be freed, and a reader that is far behind would need
+        too many descriptors.
         """
         due = [gone for gone in self._dropped if gone.due_ms <= now_ms and not gone.segment()]
         self._unlink(due)

@@ -21,9 +21,9 @@ class LogState(NamedTuple):
     start if that transaction began below it. All transactions aborted below `stable_end` are in the transaction
     indexes of `segments`. `last_timestamp` is the greatest timestamp of the last batch (ms), -1 if it is not known.
 
-    `generation` grows at each change of the log after which a new text view may have other bytes at the same
-    positions than an earlier view. `truncations` are the offsets to which this process has truncated the log since it
-    was opened, the oldest truncation first.
+    `generation` grows at each change of the log after which bytes of the text views may differ from before.
+    `truncations` are the offsets to which this process has truncated the log since it was opened, the oldest
+    truncation first.
 
     For example, a log of two segments at the offsets 0 and 100 that ends at 130, with a transaction open since 120,
     has `log_end_offset` 130 and `stable_end` 120.

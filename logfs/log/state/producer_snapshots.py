@@ -144,8 +144,8 @@ class ProducerSnapshots:
         If there is no snapshot, the log is read from `begin` on, to find transactions that began below the log start.
         If `begin` is None, the log is read from the log start on, as in Kafka.
 
-        Removes the snapshots above `end`, and those at or below the log start. Writes snapshots at `end` and at the
-        base offsets of the last two segments, where they are missing (kafka-storage 9.8).
+        Removes the snapshots above `end`, and those at or below the log start. Writes the snapshots that are missing
+        after the newest one: at `end` and at the base offsets of the last two segments (kafka-storage 9.8).
         """
         for offset in [*self.offsets]:
             if not log_start_offset < offset <= end:

@@ -89,7 +89,7 @@ class Producer:
     def duplicate(self, header: Header) -> SentBatch | None:
         """Return the remembered batch with the same epoch and sequence numbers as `header`; None if there is none.
 
-        If there is one, the batch with `header` was sent again, and must not be appended a second time.
+        A batch that repeats a remembered batch must not be appended again.
         """
         if header.producer_epoch != self.epoch:
             return None
