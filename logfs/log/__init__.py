@@ -6,7 +6,7 @@ Each module or folder imports only from the items below it in this list:
 - `partition_copy`: a copy of a partition in another directory, which then replaces the original.
 - `scan`: lets other processes read segments: describes them, splits a scan into parts, and counts records.
 - `compaction`: one round of log compaction.
-- `follow`: a partition that another process writes, kept up to date with its files.
+- `follow`: reads a partition that another process writes, and follows the changes of its files.
 - `append`: writes a partition (Kafka's UnifiedLog), checks what is appended, and cuts streams of writes into lines.
 - `read`: reading by offset, time and key, read_committed, and the text views.
 - `recovery`: loads the files of a partition, and repairs those that a crash left (Kafka's LogLoader).

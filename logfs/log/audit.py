@@ -98,7 +98,7 @@ def _index_error(segment: Segment, path: Path, text: str) -> Finding:
 class Account:
     """What `check_boundaries` needs to know of a segment: its end, and the transactions that cross its boundaries.
 
-    - `gaps`: whether offsets may be missing in the segment, because of compaction.
+    - `gaps`: whether missing offsets in the segment are no problem, because compaction removes records.
     - `began`: for each producer id with a transaction open at the segment's end, the base offset of the transaction's
       first batch in the segment.
     - `over`: for each producer id with commit or abort markers in the segment, the offsets of these markers.
@@ -132,8 +132,9 @@ def audit(
     Checks every batch: its CRC, its records, its offsets, and its leader epoch against `epochs`, the pairs (epoch,
     start offset) in ascending order. Without `trusts_indexes` (after a crash, which may leave indexes incomplete), or
     if recovery found damage in the segment, the indexes are not checked. `live` means that another process writes the
-    log: an index that the writer has not yet completed and trimmed after a roll is then no problem. Damage wholly
-    below `log_start_offset` is a note, because it is no loss: a crash during retention leaves gaps there.
+    log: it is then no problem if the last entry of an index is missing or the index ends in preallocated space.
+    Damage that lies wholly below `log_start_offset` yields only a note, because its records were deleted anyway. A
+    crash during retention can leave such damage: offsets whose segments are deleted, between segments that are not.
 
     `report` is called with the size in bytes of each part that was read: some batches, or a damaged range. Raises
     `OSError`, and `Gone` if files leave the log meanwhile.
@@ -271,7 +272,8 @@ def _outside(
 ) -> Iterator[Finding]:
     """Yield an error for each batch whose first or last record has an offset outside the range in the batch header.
 
-    `edges`, int64[batches, 2], has the offsets of these two records. Every batch must have records.
+    `rows` describes the batches, and `edges`, int64[batches, 2], has the offsets of these two records. The caller
+    must leave out batches without records.
     """
     inside = (edges[:, 0] >= rows[:, SPAN_BASE_OFFSET]) & (edges[:, 1] < rows[:, NEXT_OFFSET])
     for row in rows[~inside]:
@@ -335,7 +337,10 @@ class _IndexAudit:
                 self._keep(int(back[0]))
 
     def hold_against(self, batches: ScannedBatches, text: TextSize) -> Iterator[Finding]:
-        """Check the entries for `batches`. `text` is the size, as text, of the segment's records before them."""
+        """Check the entries that point into `batches`.
+
+        `text` is the size, as text, of the segment's records before `batches`.
+        """
         raise NotImplementedError
 
     def pass_damage(self, damage: Damage) -> None:
@@ -350,7 +355,7 @@ class _IndexAudit:
         raise NotImplementedError
 
     def _take(self, limit: int) -> NDArray[np.void]:
-        """Return the next entries: those not yet returned whose field `rising[0]` has a value below `limit`."""
+        """Return the entries not yet returned whose first `rising` field has a value below `limit`."""
         first, self._done = self._done, max(int(np.searchsorted(self._keys, limit)), self._done)
         return self.entries[first : self._done]
 
@@ -363,10 +368,10 @@ class _IndexAudit:
 
 
 class _OffsetIndexAudit(_IndexAudit):
-    """The audit of an offset index. An entry has a batch's position, and the last offset of this or a later batch.
+    """The audit of an offset index. An entry has the position and the last offset of a batch.
 
-    A follower may append several batches at once. The entry for these has the position of the first batch and the
-    last offset of the last (kafka-storage 3.3).
+    If a follower has appended several batches at once, an entry has the position of the first of these batches and
+    the last offset of the last one (kafka-storage 3.3).
     """
 
     dtype, rising = _OFFSETS, (("position", 0), ("offset", -1))
@@ -409,7 +414,10 @@ class _OffsetIndexAudit(_IndexAudit):
 
 
 class _TimeIndexAudit(_IndexAudit):
-    """The audit of a time index. An entry has an offset and the greatest timestamp up to it (kafka-storage 3.2)."""
+    """The audit of a time index.
+
+    An entry has an offset, and the greatest timestamp of the records up to this offset (kafka-storage 3.2).
+    """
 
     dtype, rising = _TIMES, (("offset", -1),)
     _largest = -1

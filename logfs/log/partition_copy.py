@@ -150,7 +150,10 @@ class PartitionCopy:
         return self.directory / (names.stem(segment.base_offset) + suffix)
 
     def _copy_log(self, segment: Segment, copied: _Copied) -> None:
-        """Copy the rest of the .log file up to its current end, durably; less if it is truncated meanwhile."""
+        """Copy the bytes of the .log file that are not copied yet, up to its current end, and sync the copy.
+
+        Copies fewer bytes if the file is truncated meanwhile.
+        """
         source, end = self._partition.disk, segment.size_bytes
 
         def note(size: int) -> None:
@@ -253,7 +256,8 @@ class PartitionCopy:
     def take_over(self, directory: Path) -> list[Segment]:
         """Make the partition use the copy. The copy's directory must have been renamed to `directory` before.
 
-        Returns the segments of the original, and those that it has dropped but that readers still hold.
+        Returns the segments of the original, followed by the segments that had left the log before but that readers
+        still hold.
         """
         partition = self._partition
         old = partition.local_segments

@@ -235,8 +235,9 @@ class _LogLoader:
     def _finish_swaps(self) -> None:
         """Finish or undo a compaction that a crash has interrupted (kafka-storage 8.8).
 
-        Files with the suffix `.cleaned` are incomplete and are removed, and so are `.swap` files at or above the
-        lowest of them. Other `.swap` files replace the segments whose offsets they cover.
+        Files with the suffix `.cleaned` are incomplete and are removed. If there are any, the `.swap` files with base
+        offsets at or above the lowest base offset of a `.cleaned` file are removed, too. The other `.swap` files
+        replace the segments whose offsets they cover.
         """
         files = self._files()
         cleaned = [name for name in files if name.endswith(names.CLEANED)]
@@ -379,10 +380,10 @@ class _LogLoader:
     def _drop_empty_end(self, segments: list[Segment]) -> None:
         """Drop trailing segments that hold no batch, if the log before them ends below their base offset.
 
-        Only segments at or above the recovery point are dropped: their files are deleted, but not in a read-only
-        store. A power cut can keep the new file of a roll and lose the unflushed end of the file before it, if
-        another process has synced the directory. So the empty file does not prove that durable records are lost. The
-        bytes of a dropped segment are kept in a `.torn` file, unless they are all zero.
+        Such a segment does not prove that durable records are lost. After a roll, if another process has synced the
+        directory, a power cut can leave the new file but not the unflushed end of the file before it. Only segments
+        at or above the recovery point are dropped. Except in a read-only store, their files are deleted; bytes that
+        are not all zero are kept in a `.torn` file.
         """
         while len(segments) > 1:
             before, last = segments[-2:]
@@ -409,9 +410,9 @@ class _LogLoader:
     def _ends_early(self, segments: Sequence[Segment], next_base: int) -> bool:
         """Whether the log of `segments` has lost its end, and therefore ends below `next_base`.
 
-        In a compacted log, offsets may be missing anyway, and compaction may have left segments empty. The end of
-        such a log is lost if the last segment that is not empty ends in damage: compaction flushes each segment
-        before the next, so the empty segments after this damage are not a result of compaction.
+        In a compacted log, an end below `next_base` proves nothing: compaction removes records, and can leave empty
+        segments. There, the end is lost if the last segment that is not empty ends in damage. Compaction flushes each
+        segment before the next, so the empty segments after this damage are not a result of compaction.
         """
         if not self.start.compacted:
             return self._end(segments[-1]) < next_base

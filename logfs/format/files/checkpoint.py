@@ -149,9 +149,9 @@ def uuid_to_text(value: uuid.UUID) -> str:
 
 
 def text_to_uuid(text: str) -> uuid.UUID:
-    """Return the id that Kafka writes as `text`: 22 characters of base64, and perhaps the padding `==`.
+    """Return the id that Kafka writes as `text`: 22 characters of URL-safe base64.
 
-    Raises `Corrupt` for any other text.
+    Also accepts 24 characters, of which the last two are the padding `==`. Raises `Corrupt` for any other text.
     """
     if not UUID_TEXT.fullmatch(text):
         raise Corrupt(f"{text[:30]!r} is not a Kafka id: 22 letters, digits, '-' and '_'")

@@ -37,11 +37,11 @@ _RANGES = {
 
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """A file of sealed record batches in a partition's directory, which a commit appends to the partition.
+    """A file of record batches in a partition's directory, which a commit appends to the partition.
 
     The base offsets in the file begin at 0. `partition` is the name of the directory, such as `orders-0`; `name` is
-    the name of the file in the directory. `size_bytes` is the file's length, `record_count` the number of offsets
-    that the batches need.
+    the name of the file in the directory. `size_bytes` is the file's length, `record_count` the number of records in
+    it, each of which gets one offset.
     """
 
     partition: str
@@ -66,12 +66,13 @@ class CommitPart:
     """The part of a commit that concerns one partition.
 
     `partition` is the name of the partition's directory. The part's batches are those of `files`, one file after the
-    other. The first `skip` batches are already in the log, at an earlier position. The other batches begin at offset
-    `base_offset`, at byte `position` of the segment whose base offset is `segment`. If `base_offset` is NO_PLACE,
-    these other batches have no offsets yet, and are not in the log. If `done` is set, the part needs no more work:
-    its batches are durable, or its partition was deleted. If the topic has LogAppendTime, every batch gets the
-    timestamp `append_time` (ms). `log_dir` is the log directory that the partition was in when the commit was made,
-    or "" if the commit file is in the same log directory.
+    other. The first `skip` batches are in the log already: a process appended them before it crashed, and batches of
+    another writer follow them. The remaining batches begin at offset `base_offset`, at byte `position` of the segment
+    whose base offset is `segment`. If `base_offset` is NO_PLACE, the remaining batches have no offsets yet, and are
+    not in the log. If `done` is set, the part needs no more work: its batches are durable, or its partition was
+    deleted. If the topic has LogAppendTime, every batch gets the timestamp `append_time` (ms). `log_dir` is the log
+    directory that the partition was in when the commit was made, or "" if the commit file is in the same log
+    directory.
     """
 
     partition: str
@@ -231,8 +232,8 @@ def is_staged_name(name: str) -> bool:
 def is_over(name: str, writers: dict[str, Writer]) -> bool:
     """Whether a staged file is no longer needed: its commit, or a later commit of the same writer, is complete.
 
-    The file's name `name` contains a hash of the writer's name, and the sequence number of the commit. `writers` maps
-    the name of each writer to the writer's last completed commit. The result is False if the file's writer is not in
+    `name` is the name of the file, which identifies the writer and the commit (`staged_name`). `writers` maps the
+    name of each writer to the writer's last completed commit. The result is False if the file's writer is not in
     `writers`.
     """
     digest, _, rest = name.partition("-")

@@ -1,8 +1,8 @@
 """The names of the objects of a segment, in the layout of Aiven's plugin and in that of Kafka's `LocalTieredStorage`.
 
 Aiven's plugin: `{prefix}{topic}-{topic id}/{partition}/{first offset, 20 digits}-{segment id}.{suffix}`, with nothing
-between the prefix and the topic. `LocalTieredStorage`: `{topic}-{partition}-{topic id}/{first offset, 20
-digits}-{segment id}{suffix}` below a directory. Ids are UUIDs in Kafka's form of 22 characters.
+between the prefix and the topic. `LocalTieredStorage`: `{prefix}{topic}-{partition}-{topic id}/{first offset, 20
+digits}-{segment id}{suffix}`, where the prefix is a directory. Ids are UUIDs in Kafka's form of 22 characters.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class SegmentKey(NamedTuple):
 
 
 def aiven_key(segment: SegmentKey, suffix: str, prefix: str = "") -> str:
-    """Return the name of an object of a segment in the layout of Aiven's plugin."""
+    """Return the name of an object of a segment in the layout of Aiven's plugin; it begins with `prefix`."""
     directory = aiven_directory(segment.partition, prefix)
     return f"{directory}{segment.start_offset:020}-{uuid_to_text(segment.segment_id)}.{suffix}"
 
@@ -70,13 +70,13 @@ def aiven_directory(partition: RemotePartition, prefix: str = "") -> str:
 
 
 def local_key(segment: SegmentKey, suffix: str, prefix: str = "") -> str:
-    """Return the path of a file of a segment below the directory of a `LocalTieredStorage`."""
+    """Return the name of an object of a segment in the layout of `LocalTieredStorage`; it begins with `prefix`."""
     name = f"{segment.start_offset:020}-{uuid_to_text(segment.segment_id)}"
     return f"{local_directory(segment.partition, prefix)}{name}{suffix}"
 
 
 def local_directory(partition: RemotePartition, prefix: str = "") -> str:
-    """Return the common beginning of the paths of a partition's files in a `LocalTieredStorage`."""
+    """Return the common beginning of the names of a partition's objects in the layout of `LocalTieredStorage`."""
     return f"{prefix}{partition.topic}-{partition.partition}-{uuid_to_text(partition.topic_id)}/"
 
 
@@ -90,7 +90,7 @@ def parse_aiven_key(key: str, prefix: str = "") -> tuple[SegmentKey, str] | None
 
 
 def parse_local_key(key: str, prefix: str = "") -> tuple[SegmentKey, str] | None:
-    """Return the segment and the suffix in the path of a file of `LocalTieredStorage`; None for any other path."""
+    """Return the segment and the suffix in the name of an object of `LocalTieredStorage`; None for any other name."""
     match = _LOCAL.fullmatch(key.removeprefix(prefix)) if key.startswith(prefix) else None
     if match is None:
         return None

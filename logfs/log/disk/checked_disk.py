@@ -169,9 +169,9 @@ class CheckedDisk(Disk):
 
 
 def _passed_on(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that calls the method `name` of the wrapped disk by means of `call`.
+    """Return a method for `CheckedDisk` that passes the method `name` of the wrapped disk to `call`, which calls it.
 
-    `call` is a method of `CheckedDisk`, such as `change`, or `_unchecked`.
+    `call` is `CheckedDisk.call`, `CheckedDisk.change` or `_unchecked`.
     """
 
     def method(self: CheckedDisk, *arguments: Any, **named: Any) -> Any:

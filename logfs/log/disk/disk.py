@@ -64,9 +64,9 @@ _waits = threading.local()
 
 
 class WouldBlock(Exception):
-    """Raised instead of waiting, in a thread that must not wait: repeat the call in a worker thread.
+    """Raised in a thread that must not wait, by a call that would wait. The caller repeats it in a worker thread.
 
-    With `on_network`, the repeated call may wait for any length of time: for an object store, or for a lock.
+    If `on_network` is set, there is no bound on how long the repeated call waits: it needs an object store or a lock.
     """
 
     def __init__(self, *, on_network: bool = False) -> None:
@@ -164,7 +164,7 @@ class Disk:
 
     Any thread may call any method. `read`, `hold`, `check_may_block` and `check_may_fetch` can raise `WouldBlock` in
     the thread that called `forbid_blocking`. Within `run_without_network`, `hold` and `check_may_fetch` can raise it.
-    In a `BucketDisk`, methods that need a listing or an object of the bucket can raise it, too.
+    In both cases, so can the methods of a `BucketDisk` that need a listing or an object of the bucket.
     """
 
     writable = True
@@ -183,7 +183,10 @@ class Disk:
         self.flush_times = LatencyHistogram()
 
     def forbid_blocking(self) -> None:
-        """Let each later `read` in the calling thread raise `WouldBlock` instead of waiting for the disk."""
+        """Make each later `read` in the calling thread raise `WouldBlock` instead of waiting for the disk.
+
+        This applies to one thread at a time: a call in another thread allows the former thread to wait again.
+        """
         self._set_loop_thread(threading.get_ident())
 
     def allow_blocking(self) -> None:
@@ -242,10 +245,11 @@ class Disk:
     # Methods for files.
 
     def open(self, path: Path, *, write: bool = False, create: bool = False) -> File:
-        """Open a regular file for reading, with `write` for writing too. Raises `OSError` at once for any other file.
+        """Open a regular file for reading, with `write` for writing too.
 
-        `create` makes a missing file, with mode 0640 less the umask. Other users must not read these files: they read
-        through the mount, whose mode bits control their access.
+        Raises `OSError`, without waiting, for a symlink, a FIFO or anything else that is not a regular file. `create`
+        makes a missing file, with mode 0640 less the umask. Other users must not read these files: they read through
+        the mount, whose mode bits control their access.
         """
         flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         flags |= os.O_RDWR if write else os.O_RDONLY
@@ -300,16 +304,17 @@ class Disk:
         return False
 
     def is_cut(self, file: File) -> bool:
-        """Whether `size` returns less than all bytes of a .log file, to leave out batches that the next segment has.
+        """Whether a remote .log file is shown only up to a position before its end (`size`).
 
-        Always False for a local file.
+        The rest of the file is not shown if the next segment has the same offsets. Always False for a local file.
         """
         return False
 
     def described_end(self, file: File) -> tuple[int, int] | None:
         """Return (the offset after the last record of a .log file, its greatest timestamp in ms) without reading it.
 
-        The bucket's description of the segment has both. Returns None if it has no description, or for a local file.
+        Both numbers are in the manifest of a remote segment. Returns None for a local file, for a segment that
+        another segment follows, and if there is no manifest with valid numbers.
         """
         return None
 
@@ -415,16 +420,17 @@ class Disk:
         return os.path.lexists(path)
 
     def stat(self, path: Path, *, follow: bool = False) -> Status:
-        """Return the status of the file or directory at a path; of a symlink itself, unless `follow`."""
+        """Return the status of the file or directory at a path. A symlink is followed only with `follow`."""
         return _status(os.stat(path) if follow else os.lstat(path))
 
     def stat_settled(
         self, path: Path, since_ns: int | None = None, *, follow: bool = False
     ) -> tuple[Status, bool]:
-        """Return the status of a path, and whether every change after this call is sure to alter the mtime.
+        """Return the status of a path, and whether a later change of the file certainly gives it another mtime.
 
-        With `since_ns` (ns since the epoch), the second item is about every change after that time. `follow` is as in
-        `stat`.
+        The result is (status, False) if the mtime is very recent: a change within the same step of the filesystem's
+        clock keeps the mtime. "Later" means after this call or, with `since_ns` (ns since the epoch), after that
+        time. `follow` is as in `stat`.
         """
         since_ns = since_ns or time.time_ns()
         found = self.stat(path, follow=follow)
@@ -462,8 +468,8 @@ class Disk:
     def put_file(self, path: Path, data: bytes, *, sync: bool) -> None:
         """Replace a small file by writing a `.tmp` file and renaming it.
 
-        A killed process leaves the old content or the new; with `sync`, so does a power cut. The caller must sync the
-        directory to make the new content durable.
+        If the process is killed, the file has the old content or the new; with `sync`, also after a power cut. The
+        new content is durable only with `sync`, and only after the caller has synced the directory.
         """
         with self.replacing(path, path.with_name(path.name + TEMPORARY)) as file:
             self.write(file, 0, data)
@@ -488,11 +494,11 @@ class Disk:
                 raise
 
     def ensure_file(self, path: Path, data: bytes, *, sync: bool) -> None:
-        """Replace a small file by `put_file`, unless the file holds `data` already.
+        """Call `put_file` unless the file has the content `data` already; with `sync`, sync the file in any case.
 
         When recovery writes files again after a kill, most of them are unchanged, and a read costs far less than a
-        rename. Without `sync`, the file is overwritten in place if the disk is full (ENOSPC). A kill may then leave
-        new bytes followed by old bytes.
+        rename. Without `sync`, the file is overwritten in place if the disk is full (ENOSPC). If the process is
+        killed meanwhile, the file may have new bytes followed by old bytes.
         """
         if self._holds(path, data, sync=sync):
             return

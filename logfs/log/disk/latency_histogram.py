@@ -39,7 +39,10 @@ class LatencyHistogram:
         self.note(time.perf_counter_ns() - began)
 
     def buckets(self) -> Iterator[tuple[float, int]]:
-        """Yield upper bounds (seconds, 8 us to 17 s, then infinity), each with the number of durations below it."""
+        """Yield upper bounds (seconds), each with the number of all durations below it.
+
+        The bounds rise from 8 us to 17 s by factors of 2; the last one is infinity.
+        """
         counts = list(self.counts)
         for number in range(_FIRST_SHOWN, _LAST_SHOWN + 1):
             yield (1 << (number + _UNIT_BITS)) / 1e9, sum(counts[: number + 1])

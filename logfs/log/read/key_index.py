@@ -10,8 +10,11 @@ records. A read-only store keeps its own files in the user's cache directory.
 Three checks keep the answers right. The checksum of each block of the file is verified when the block is read. The
 last batch that the tables cover must still be in the log at the same offsets; it is not if the log was truncated, or
 if the file belongs to another log. The record at the offset that a table has for a key must have this key. If a check
-fails, the index is rebuilt. Compaction keeps the newest record of each key, so the index stays valid, unless it names
-a record of an aborted transaction.
+fails, the index is rebuilt.
+
+Compaction keeps the newest record of each key, so the index usually stays valid. The exception is a key of the
+read_uncommitted index whose newest record was transactional: compaction removes this record if its transaction was
+aborted, or if it is a tombstone. The next lookup of the key finds no record at the offset, and rebuilds the index.
 """
 
 from __future__ import annotations
@@ -110,7 +113,7 @@ class KeyIndex:
         """Return the newest record with `key`; None if the log has no such record, or if its value is null.
 
         Once the index is built, the cost does not depend on the length of the log. Raises the errors of
-        `Reader.newest`, and `Gone` if files that another process deletes keep vanishing.
+        `Reader.newest`, and `Gone` if another process has deleted a file before each of several tries to read it.
         """
         self._was_asked = True
         for left in reversed(range(_TRIES)):
@@ -276,9 +279,9 @@ class KeyIndex:
                     disk.unlink(path)
 
     def _is_anchored(self, anchor: Anchor) -> bool:
-        """Whether the log still has the batch that `anchor` describes, or now starts at a higher offset.
+        """Whether the log still has the batch that `anchor` describes, or now starts after this batch.
 
-        True means that no record that the index covers was truncated.
+        If so, no truncation of the log has removed records that the index covers.
         """
         state = self._reader.log.state
         if anchor.last_offset < state.log_start_offset:
@@ -449,8 +452,8 @@ def remove_files(log: Reader) -> None:
 def audit(reader: Reader) -> str | None:
     """Compare the key index file of a log with the log; return a message if they disagree, None if they agree.
 
-    Returns None also if the log has no such file, and for a file of another log, which lookups do not use.
-    Raises `Corrupt` if the file cannot be parsed, and `OSError`.
+    Also returns None if the log has no such file, or if lookups do not use the file because it belongs to another
+    log. Raises `Corrupt` if the file cannot be parsed, and `OSError`.
     """
     from logfs.log.read.key_tables import FileTable
 

@@ -55,7 +55,7 @@ class MemoryTable:
         """Add the keys of the records with offsets of at least `first_offset`. Adding a record again changes nothing.
 
         `data` and `spans` are those of a `PlainBatches`. With `nulls`, the entry of a key whose newest value is null
-        gets `NULL_BIT`. Raises `Corrupt` for records that break the format.
+        gets `NULL_BIT`; without, no entry gets it. Raises `Corrupt` for malformed records.
         """
         while len(spans):
             done, self.used, _, outcome = compaction_kernels.put_keys(

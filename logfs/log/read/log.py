@@ -121,7 +121,10 @@ class Log(Reader):
         )
 
     def _stable_end(self, end: int) -> int | None:
-        """Return `LogState.stable_end` of a log that ends at `end`; None if `stable_state` computes it later."""
+        """Return `LogState.stable_end` of a log that ends at `end`.
+
+        Returns None if the log was loaded without its producers: `stable_state` then computes the value.
+        """
         if self._producers is None:
             return None
         unstable = self._producers.first_unstable_offset
@@ -141,9 +144,9 @@ class Log(Reader):
     def attach_remote(self, segments: Sequence[Segment], log_start_offset: int) -> None:
         """Add `segments`, which are only in an object store, before the local ones, and set the log start offset.
 
-        The log then starts at `log_start_offset`, or at the first of `segments` if that is higher, but not above the
-        log end. `segments` must end where the first local segment begins; if there are none, nothing is done. Must be
-        called at most once, before the log is read.
+        The new log start offset is the higher of `log_start_offset` and the base offset of the first of `segments`,
+        but at most the log end offset. `segments` must end where the first local segment begins. If `segments` is
+        empty, nothing is done. Must be called at most once, before the log is read.
         """
         if segments:
             first = max(log_start_offset, segments[0].base_offset)
@@ -209,8 +212,8 @@ class Log(Reader):
         """Prepare to repeat a read that has raised `gone`, or raise `gone` again if the read must not be repeated.
 
         `tries_left` is how often the caller can still repeat the read. A partition of a read-only store lists its
-        files again. A `Partition` does nothing, and permits a few repetitions: they succeed if an index file was cut
-        and another thread has rebuilt it.
+        files again. A `Partition` changes nothing, but permits a few repetitions: if another program has cut an index
+        file, another thread may have rebuilt it.
         """
         raise NotImplementedError
 

@@ -6,9 +6,9 @@ is appended late, with an earlier time, must not move text that readers have see
 slices. A slice has the records that were appended to all logs between two checks of their ends, merged by time, and
 never changes.
 
-A read in the middle of a large slice does not merge the slice from its beginning, but from a time T on. The slice's
-records with times >= T are the end of its text, and T is the latest time for which this end contains the wanted byte.
-The time indexes and text indexes of the logs tell where these records begin.
+A read in the middle of a large slice does not merge the whole slice, but only its records from a time T on. The text
+of these records is the last part of the slice's text. T is the latest time for which this part contains the wanted
+byte. The time indexes and text indexes of the logs tell where these records begin.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class _Slice(NamedTuple):
     """A part of the merged text: of each log n, the records with offsets in [firsts[n], ends[n]).
 
     The slice begins at byte `start` of the merged text. The records of log n begin at byte `places[n]` of the log's
-    own text. In the merged text, no earlier record of log n has a timestamp (ms) above `reached[n]`.
+    own text. The records of log n that the merged text has before this slice have no timestamp (ms) above
+    `reached[n]`.
     """
 
     start: int
@@ -91,7 +92,7 @@ class MergedText:
 
     @property
     def is_up_to_date(self) -> bool:
-        """Whether the size is known without waiting for the disk."""
+        """Whether the text has all records that the logs have now, so that `size` does not wait for the disk."""
         return self._ends_now() == self._ends
 
     def _ends_now(self) -> list[int]:
@@ -102,7 +103,10 @@ class MergedText:
 
     @property
     def is_current(self) -> bool:
-        """Whether a new text of these logs would be the same: no log has changed, and there is at most one slice."""
+        """Whether a new `MergedText` of these logs would have the same bytes.
+
+        This is the case if no log has changed, and if the text has at most one slice: a new text is one slice.
+        """
         if len(self._slices) > 1 or not self.is_up_to_date:
             return False
         return all(

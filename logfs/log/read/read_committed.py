@@ -147,7 +147,7 @@ class CommittedText:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the size is final. Only `size` and `read` update this."""
+        """Whether the view grows no more. This is as of the last call of `size` or `read`."""
         return self._end_offset is not None and self._searched[0] >= self._end_offset
 
     @property
@@ -240,11 +240,12 @@ class CommittedText:
         self._all.release_before(position)
 
     def _follow_truncation(self, stable: int) -> None:
-        """Drop the hidden ranges above the offset of a truncation.
+        """Adapt the view to a truncation of the log, and drop the hidden ranges of the records that were cut off.
 
-        If readers have been told a larger size than the truncation leaves, the view ends permanently at this offset.
-        `stable` is the last stable offset after the truncation. It may be below the truncation's offset, because a
-        transaction whose marker was cut off is open again.
+        If readers have been told a larger size than the text has after the truncation, the view ends permanently: at
+        the offset of the truncation, or at the offset up to which the hidden ranges were known, if this is lower.
+        `stable` is the last stable offset after the truncation. It may be below the offset of the truncation, because
+        a transaction whose marker was cut off is open again.
         """
         offset, told = self._searched
 
@@ -281,9 +282,10 @@ class CommittedText:
     ) -> None:
         """Hide the batches of `aborted` transactions with offsets in [start, end): add their hidden ranges.
 
-        The segments in `left` are no longer in the log. In them, also hide each transactional batch that the log no
-        longer has: since the last search, another process may have aborted its transaction and compacted the log.
-        If an error is raised, such as `WouldBlock` for a segment in a bucket, no range is added.
+        `left` has those of `segments` that are no longer in the log. In these, each transactional batch that the log
+        does not have any more is hidden, too: another process may have aborted its transaction and then compacted
+        the log, so that no transaction index lists it. If an error is raised, such as `WouldBlock` for a segment in a
+        bucket, no range is added.
         """
         ranges = self._hidden_ranges[-1:]
         for segment in segments:
@@ -342,11 +344,10 @@ Text = TextView | CommittedText
 
 
 def _aborted_between(start: int, end: int, *several: Sequence[Segment]) -> Aborted:
-    """Return the aborted transactions that may have records in [start, end).
+    """Return the aborted transactions that begin below `end` and have their abort markers at or above `start`.
 
     `several` are lists of adjacent segments, whose transaction indexes are searched. Each list must begin with the
-    segment that holds `start` or, if that has left the log, with the first one after it. Includes transactions whose
-    abort markers are at or after `end`.
+    segment that holds `start` or, if this segment has left the log, with the first one after it.
     """
     found: dict[int, set[tuple[int, int]]] = {}
     for segments in several:

@@ -264,7 +264,7 @@ class Reader:
     def _range(self, offset: int | None, end: int | None) -> tuple[LogState, int, int]:
         """Return the state of the log, and the first and the end offset to read in it, for a read of [offset, end).
 
-        None stands for the log start or the log end. Raises `OffsetOutOfRange`.
+        None stands for the log start or the log end. Raises `OffsetOutOfRange` if `offset` is outside the log.
         """
         log, state = self.log.state, self.state
         first = log.log_start_offset if offset is None else offset
@@ -276,11 +276,11 @@ class Reader:
     ) -> Iterator[Batch]:
         """Yield whole batches: from the one that holds `offset` to the last that begins before `end` or the log end.
 
-        Control batches are included. With `state`, reads the log as of that state instead of the current one. If
-        another process has deleted a file of the log, reading continues with the current state, and raises `Gone`
-        only if files keep vanishing. Raises `OffsetOutOfRange` if `offset` is outside the log (not checked with
-        `state`), or if a truncation meanwhile cuts off the next batch or a part of it. Raises `DamagedRange` (a
-        `Corrupt`) at damage; reading can continue after the damage, at the error's `next_offset`.
+        Control batches are included. With `state`, reads the log as of that state instead of the current one;
+        `offset` is then not checked. If another process has deleted a file of the log, reading continues with the
+        current state; `Gone` is raised if this happens many times in a row. Raises `OffsetOutOfRange` if `offset` is
+        outside the log, or if a truncation during the read cuts off the next batch or a part of it. Raises
+        `DamagedRange` (a `Corrupt`) at damage; reading can continue after the damage, at the error's `next_offset`.
         """
         at, left = offset, TRIES
         while True:
@@ -328,8 +328,9 @@ class Reader:
     def read(self, offset: int | None = None, end: int | None = None) -> Iterator[Record]:
         """Yield the records in [offset, end), by default from the log start to the log end as it is now.
 
-        Records that readers do not see, such as control records, are left out. Raises `OffsetOutOfRange`, and
-        `DamagedRange` at damage; reading can continue after it, at the error's `next_offset`.
+        Records that readers do not see, such as control records, are left out. Raises `OffsetOutOfRange` if `offset`
+        is outside the log, or if a truncation during the read cuts off the next record. Raises `DamagedRange` at
+        damage; reading can continue after the damage, at the error's `next_offset`.
         """
         state, first, stop = self._range(offset, end)
         shows = self.shown(state)
@@ -405,14 +406,17 @@ class Reader:
 
     @contextmanager
     def _decoding(self, batch: Batch, state: LogState) -> Iterator[None]:
-        """Raise `DamagedRange` if the `with` block cannot read the records of `batch`, whose checksum is right."""
+        """Raise `DamagedRange` if the `with` block raises `Corrupt` because the records of `batch` are malformed."""
         try:
             yield
         except Corrupt as error:
             raise self._damage_of(batch, state, error) from None
 
     def _damage_of(self, batch: Batch, state: LogState, error: Corrupt) -> Corrupt:
-        """Return a `DamagedRange` for `batch`, whose records raised `error`; return `error` if the batch is gone."""
+        """Return a `DamagedRange` for `batch`, the decoding of whose records raised `error`.
+
+        Returns `error` itself if the segment has no valid batch there any more.
+        """
         segment = state.segments_from(batch.header.base_offset)[0]
         for found in segment.batches_from(batch.header.base_offset):
             if not isinstance(found, Damage):
@@ -448,8 +452,8 @@ class Reader:
         """Return the newest record with `key`; None if there is no such record, or if its value is null.
 
         The first call reads the whole log or, if the key index has a file, the part of the log that the file does not
-        cover. Raises `Corrupt` for a record in a damaged range, `WouldBlock` in a thread that must not wait, and
-        `OSError`.
+        cover. It skips damaged ranges: their records are not found. Raises `Corrupt` if the record was damaged later,
+        `WouldBlock` in a thread that must not wait, and `OSError`.
         """
         return self.until_found(self.keys.newest, key)
 
@@ -589,8 +593,8 @@ class Reader:
     ) -> OffsetAndTimestamp | None:
         """Return the first record of a segment from offset `start` on with a time of at least `timestamp`, or None.
 
-        Skips damaged batches, and batches for which `shows` returns False. Raises `DamagedRange` for damage in a
-        segment that is read from an object store.
+        Skips batches for which `shows` returns False. Damage is skipped in a local segment; in a remote segment, it
+        raises `DamagedRange`, because the bytes may be right in the object store.
         """
         position, batch = segment.find_batch_at(timestamp, start)
         # Look in `batch` first: `walk` reads nothing before its first item is needed.

@@ -81,8 +81,8 @@ _NO_BLOCK = Block(None, [RenderedRange(0, 0, memoryview(b""))], 0)
 class BlockCache:
     """A cache of the most recently used blocks, for all text views of a process. Any thread may use it.
 
-    The key of a block is all that the block's text depends on: `Segment.content`, the bytes [start, end) of the
-    block's batches in the .log file, the kind of view, and the beginning of each envelope.
+    The key of a block has all that the block's text depends on: `Segment.content`, the positions [start, end) of the
+    block's batches in the .log file, the kind of view, and the text with which each envelope of the partition begins.
     """
 
     def __init__(self, limit_bytes: int = _CACHE_BYTES) -> None:
@@ -301,8 +301,8 @@ class TextRenderer:
         """Return the text of batches, some of which may be damaged or in old formats.
 
         The batches are those from `entry` up to byte `end` of the .log file, and their text is bytes [at, stop) of
-        the segment's text. The bytes of this text that come from no readable batch are all assigned to one of
-        the damaged ranges, the result of `_damage_with_text`.
+        the segment's text. The size of the text that cannot be read is known only as a sum, so this text is assigned
+        to a single damaged range, the result of `_damage_with_text`.
         """
         self._log.check_may_block()
         texts: list[memoryview | Damage] = []
@@ -335,10 +335,10 @@ class TextRenderer:
 
 
 def _begin_of(number: int, index: TextIndex, segment_end: SegmentEnd) -> tuple[int, TextSize, bool]:
-    """Return the position of the text index entry `number`, the size of the text before the entry, and True.
+    """Return the position of the text index entry `number`, the size of the text before it, and whether it exists.
 
-    If there is no such entry before the end of the segment, return the size of the segment, the size of its whole
-    text, and False.
+    If there is no such entry before the end of the segment, the first two items are the size of the segment and the
+    size of its whole text.
     """
     if number < len(index):
         _, position, before = index[number]
@@ -356,6 +356,6 @@ def _disagreement(index: TextIndex, where: str = "") -> Corrupt:
 def _damage_with_text(damages: Sequence[Damage]) -> Damage:
     """Return the one of `damages` to which all unreadable text is assigned.
 
-    This is the first that has bytes in the file. If none has bytes, it is the first of all.
+    This is the first damage that has bytes in the file. If none has bytes, it is the first of `damages`.
     """
     return next((damage for damage in damages if damage.end > damage.start), damages[0])

@@ -175,7 +175,8 @@ class TextView:
     def release_before(self, position: int) -> None:
         """Note that readers have passed byte `position`: earlier segments that left the log need not be kept.
 
-        The next `pin` releases these segments, except for the last `KEPT_SEGMENTS`; with `NO_READER`, all of them.
+        The next `pin` releases these segments, except for the last `KEPT_SEGMENTS`. If `position` is `NO_READER`, it
+        releases all segments that have left the log.
         """
         self._passed = position
         if position == NO_READER:
@@ -232,7 +233,10 @@ class TextView:
 
     @property
     def segments(self) -> Sequence[Segment]:
-        """The segments from the view's first on, up to the log end. Reading this keeps them for the view (`pin`)."""
+        """The segments of the view, and those of the log after them, up to the log end.
+
+        The use of this property makes the view keep all of them, like `pin`.
+        """
         self._keep_segments()
         return [*(segment for _, segment in self._segments), *self._ahead]
 
@@ -317,10 +321,10 @@ class TextView:
         )
 
     def _find_origin(self) -> int | None:
-        """Return the position of the view's byte 0, counted from the start of the text of the view's first segment.
+        """Return the position of the view's byte 0, counted from the start of the original first segment's text.
 
-        The view's first segment is meant even if it has been released since. Returns None while `first_offset` is
-        above the log end.
+        The original first segment is that of the view when it was made, even if it has been released since. Returns
+        None while `first_offset` is above the log end.
         """
         if self._origin is None and self.first_offset <= self.log.state.log_end_offset:
             self._extend()
@@ -330,7 +334,7 @@ class TextView:
     def _position_of(self, offset: int) -> int:
         """Return the position of the first record with an offset of at least `offset`.
 
-        The position counts from the same byte as those in `_segments`: `_origin` is not subtracted.
+        The position is counted from the start of the original first segment's text, not from the view's byte 0.
         """
         segments = self._segments
         number = bisect_right(segments, offset, key=lambda pair: pair[1].base_offset) - 1

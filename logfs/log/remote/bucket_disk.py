@@ -71,8 +71,8 @@ class _NoLock(nullcontext[None]):
 class _Listing(Generic[T]):
     """A cached listing. `get` lists again if the listing is older than 30 s.
 
-    If listing fails, or in a thread that must not wait, the old listing stays in use. While one thread lists again,
-    other threads use the old listing.
+    `get` returns the old listing if listing again fails, if the calling thread must not wait, and while another
+    thread lists again.
     """
 
     def __init__(self, disk: Disk, what: Path, look: Callable[[], T]) -> None:
@@ -405,7 +405,8 @@ class BucketDisk(ReadOnlyDisk):
     def _end_before(self, segment: BucketSegment, log: StoredFile, offset: int) -> int:
         """Return the position in a .log file of the first batch with a base offset of at least `offset`.
 
-        Returns the file's size if there is no such batch. This is usual: `offset` is where the next segment begins.
+        `offset` is the first offset of the next segment. Usually this segment ends before it, and the result is the
+        size of the file. The result is the size also if a batch before `offset` is damaged.
         """
         if segment.end_offset is not None and segment.end_offset < offset:
             return log.size

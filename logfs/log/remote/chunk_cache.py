@@ -109,10 +109,10 @@ class ChunkCache:
         return file
 
     def _count(self, size: int) -> None:
-        """Add `size` to the bytes written.
+        """Note that a chunk of `size` bytes was written.
 
-        Each time these reach a 16th of the limit, remove the least recently used files if all files together exceed
-        the limit.
+        Each time this process has written a 16th of the limit, check the total size of the cached files. If it
+        exceeds the limit, remove the least recently used files.
         """
         self._written += size
         if self._written < self._limit // _SHARE or not self._counting.acquire(blocking=False):

@@ -75,11 +75,11 @@ class StoredFile(NamedTuple):
     is_part: bool = False
 
     def is_as_stored(self, data: Buffer) -> bool:
-        """Whether `data`, which were received, are the bytes of the object, as far as `version` tells.
+        """Whether the received bytes `data` have the MD5 that `version` states; True if this cannot be checked.
 
-        Returns False if `version` is another MD5 than that of `data`. Returns True if `version` is no MD5, or if
-        `data` is only a part of the object. On S3 the version is the ETag, which is the MD5 of an object that was
-        stored in one request, unless S3 encrypts the object with a key of KMS.
+        It cannot be checked if `version` is no MD5, or if `data` is only a part of the object. On S3 the version is
+        the ETag, which is the MD5 of an object that was stored in one request, unless S3 encrypts the object with a
+        key of KMS.
         """
         version = self.version.strip('"')
         if self.is_part or len(self.chunks) != 1 or not _MD5.fullmatch(version):
@@ -289,9 +289,9 @@ class ChunkReader:
         return data
 
     def _request(self, stored: StoredFile, number: int) -> tuple[memoryview | bytes, bool]:
-        """Fetch a chunk; return its bytes, and whether they are certainly those that were stored.
+        """Fetch and decode a chunk; return its bytes, and whether they may be kept in the cache.
 
-        The bytes are uncertain if no CRC is known for them and `is_as_stored` is False.
+        They must not be kept if they may have arrived wrong: no CRC is known for them, and `is_as_stored` is False.
         """
         chunk = stored.chunks[number]
         start = stored.begin + chunk.stored_at

@@ -106,7 +106,7 @@ class BucketSegment:
 
     @property
     def files(self) -> Sequence[str]:
-        """The suffixes of the files that the segment may have, with the text index only if the copy has one."""
+        """The suffixes of the files that the segment can have; the text index is one only if the copy has it."""
         if {object_keys.TEXT, LOCAL_TEXT} & self.objects.keys():
             return self.suffixes
         return [suffix for suffix in self.suffixes if suffix != names.TEXT_INDEX]
@@ -132,9 +132,10 @@ class BucketSegment:
         raise NotImplementedError
 
     def description(self, disk: BucketDisk) -> RemoteSegment | None:
-        """Return the segment's metadata from its manifest; None if the manifest has none, or has wrong offsets.
+        """Return Kafka's description of the segment from its manifest; None if there is none.
 
-        Returns None in a layout without manifests. `disk` reads the manifest. Raises the errors of `file`.
+        Also returns None if the offsets in the description are wrong. `disk` reads the manifest. Raises the errors of
+        `file`.
         """
         return None
 

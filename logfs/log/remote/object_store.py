@@ -85,7 +85,8 @@ class _BodyFailed(Exception):
 class StoredObject(NamedTuple):
     """An object as a listing shows it: its key, its size in bytes, and when it was stored (ms since the epoch).
 
-    `version` changes when the object is replaced; "" if it is never replaced.
+    `version` changes when the object is replaced. It is "" for an object that is known only from the metadata of its
+    segment: such an object is never replaced.
     """
 
     key: str
@@ -138,7 +139,7 @@ class ObjectStore:
             raise InvalidStore(f"{self._place}: cannot be used: {_reason(error)}") from None
 
     def _check_directory(self) -> None:
-        """Raise `RemoteStorageError` if the directory of a bucket is missing, as on a disk that is not mounted."""
+        """Raise `RemoteStorageError` if the bucket is a local directory that is missing (a disk is not mounted)."""
         if self._place.scheme == "file" and not Path("/", self._place.key).is_dir():
             raise RemoteStorageError(
                 f"{self._place}: the directory does not exist; mount it, or create it"

@@ -84,7 +84,10 @@ class TieredDisk(BucketDisk):
         return found
 
     def note_missing(self, directory: Path, first: int, end: int) -> None:
-        """Note that no segment is known for the offsets [first, end): `open` raises `RemoteStorageError` for them."""
+        """Note that no remote segment is known for the offsets [first, end).
+
+        `open` then raises `RemoteStorageError` for the files of a segment with the base offset `first`.
+        """
         self._missing[directory, first] = end
 
     def _list(self, partition: RemotePartition) -> Mapping[SegmentKey, BucketSegment]:
