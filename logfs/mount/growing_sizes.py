@@ -10,7 +10,8 @@ the daemon's answers can prevent this. Therefore:
 - A kernel inode belongs to one open file. A lookup returns the last inode of the name if this inode is closed and not
   reserved for another thread, and the file still has the size that the kernel was told: the kernel's pages of this
   inode then serve the next reader. Otherwise, the lookup returns a new inode. An open of an inode that belongs to an
-  open file fails with ESTALE, and the kernel repeats the lookup.
+  open file fails with ESTALE, and the kernel repeats the lookup. This lookup returns a new inode, which is reserved
+  for the thread until the thread opens it.
 - If only one thread can use the open file, as with `tail -f`, the answer to the thread's GETATTR has the larger size
   at once (`grow`): the thread cannot ask for the size and read at the same time. This happens on the trio thread.
 - If other threads or processes may share the descriptor, a worker thread first drops the kernel's pages. Then it
@@ -21,7 +22,7 @@ With an attribute timeout of 0, the kernel asks for attributes before each read,
 With a longer timeout, the kernel keeps the size, and an append has to invalidate the attributes before the writer
 gets its answer (`pop_stale`, which `Operations._grown` calls on the trio thread). The kernel then also drops answers
 that are in flight, and a reader that waits for such an answer uses the previous size. The kernel may therefore keep a
-size only if the previous size is equally valid, that is, if all of the following hold:
+size only if a reader that uses the previous size cannot be wrong, that is, if all of the following hold:
 
 - The kernel was told the size at least `CONFIRMED_SECONDS` ago, and the size has not changed since.
 - The size is in the answer to a GETATTR: attributes in the answer to a LOOKUP cannot be invalidated while the LOOKUP
@@ -111,7 +112,7 @@ class GrowingSizes:
         self._is_stopped = False
 
     async def stop(self) -> None:
-        """Stop the growth of files that several threads share; wait for the calls of `_grow_for_all` in progress.
+        """Stop telling the kernel larger sizes of shared files. Wait for calls of `_grow_for_all` in progress.
 
         Such a call waits for pages that the kernel has locked until READ requests are answered. So the mount must
         answer requests during `stop`, which waits for 20 s at most.
@@ -124,7 +125,8 @@ class GrowingSizes:
     def may_look_up(self, node: GrowingFile, size: int, thread: int) -> bool:
         """Return whether a lookup by `thread` may be answered with `node` and `size` (bytes).
 
-        If so, the answer is recorded. If not, the caller must make another node for the name.
+        If the result is True, this method has recorded that the kernel is told this size. If it is False, the caller
+        must make another node for the name.
         """
         if not node.is_growing:
             return True
@@ -139,10 +141,11 @@ class GrowingSizes:
         return True
 
     def may_open(self, node: GrowingFile, thread: int) -> bool:
-        """Return whether `thread` may open `node`; if not, record that the thread must look the name up again first.
+        """Return whether `thread` may open `node`. The result is False if `node` belongs to an open file.
 
-        A thread has to repeat a lookup only once, because the repeated lookup makes a node for this thread alone. A
-        name that needs no lookup, such as `/dev/stdin`, leads to the same node again: the thread may then open it.
+        The caller must then make the kernel repeat the lookup, which makes a node for this thread alone. A thread is
+        sent back only once: its next open is allowed. Without this rule, a name that the kernel does not look up,
+        such as `/dev/stdin`, could never be opened, because it leads to the same node again.
         """
         if not node.is_growing or not node.handles or thread in self._sent_back:
             self._sent_back.discard(thread)
@@ -156,9 +159,9 @@ class GrowingSizes:
     async def grow(self, node: GrowingFile, size: int, thread: int) -> int:
         """Return the size to tell the kernel in the answer to a GETATTR by `thread`, once it is safe to tell.
 
-        `size` is the present size of the file in bytes. If it is larger than the kernel knows, and other threads may
-        share the file, this waits until they have left the kernel's read path. While the mount is being stopped, such
-        a file does not grow: the result is the size that the kernel was told before.
+        `size` is the present size of the file in bytes. If it is larger than the size that the kernel was told, and
+        other threads may share the file, this waits until these threads have left the kernel's read path. For such a
+        file, the result is the size that the kernel was told before if the mount is being stopped.
         """
         if not node.is_growing:
             return size
@@ -214,9 +217,10 @@ class GrowingSizes:
         return KEEP_SECONDS
 
     def pop_stale(self, partition: Reader) -> set[int]:
-        """Return the inodes of files of `partition`, which has grown, whose old sizes the kernel may still keep.
+        """Return the inodes of those files of `partition` whose sizes the kernel may still keep.
 
-        The caller must invalidate the attributes of each inode: the next call does not return it.
+        Call this when the partition has grown. The caller must invalidate the attributes of each inode: the
+        next call does not return it again.
         """
         return self._kept.pop(partition, set()) if self._kept else set()
 

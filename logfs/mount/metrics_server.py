@@ -47,7 +47,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 async def serve(listening: socket.socket, metrics: Metrics) -> None:
-    """Answer requests until cancelled. An error of a client ends its own connection only."""
+    """Answer requests until cancelled. An error on a connection ends only this connection."""
     listener = trio.SocketListener(trio.socket.from_stdlib_socket(listening))
     free = trio.Semaphore(_CONNECTIONS)
     async with listener, trio.open_nursery() as nursery:

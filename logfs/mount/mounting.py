@@ -42,8 +42,8 @@ def prepare_mountpoint(
 
     `check_sources` must raise an error if `sources`, the paths to mount, are unsuitable. If the mountpoint has a dead
     mount (one whose daemon has ended), the dead mount is unmounted. Nothing else changes. The directory under a dead
-    mount can be checked only after the unmount, so an error may be raised when the dead mount is gone already. Raises
-    the errors of `check_sources`; `InvalidStore` if logfs is already mounted there or the mountpoint is unsuitable;
+    mount is checked after the unmount, so the dead mount stays unmounted if this check raises an error. Raises the
+    errors of `check_sources`; `InvalidStore` if logfs is already mounted there or the mountpoint is unsuitable;
     and `OSError` (EBUSY) if a dead mount cannot be unmounted.
     """
     mountpoint = Path(os.path.abspath(mountpoint))

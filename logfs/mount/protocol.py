@@ -224,8 +224,8 @@ class Operations(Handlers[Node]):
     ) -> pyfuse3.EntryAttributes:
         """Return the attributes of a node that the kernel knows.
 
-        For a growing file, `GrowingSizes.grow` returns the size, which may be below the present one: a larger size at
-        a wrong time would make readers see zeros that are not in the file.
+        For a growing file, the size is the one that `GrowingSizes.grow` returns. It can be smaller than the present
+        size of the file: a larger size at a wrong time would make readers see zeros that are not in the file.
         """
         if isinstance(node, GrowingFile):
             end_offset = node.partition.log.state.log_end_offset

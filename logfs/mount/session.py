@@ -158,8 +158,8 @@ def check_paths(options: MountOptions) -> Path:
     """Check the mountpoint and the log directories, and return the absolute path of the mountpoint.
 
     If the mountpoint has a dead mount (one whose daemon has ended), the dead mount is unmounted. Nothing else
-    changes. The directory under a dead mount can be checked only after the unmount, so an error may be raised when
-    the dead mount is gone already. Raises `InvalidStore` if logfs is already mounted there, or if the mountpoint or a
+    changes. The directory under a dead mount is checked after the unmount, so the dead mount stays unmounted if this
+    check raises an error. Raises `InvalidStore` if logfs is already mounted there, or if the mountpoint or a
     log directory is unsuitable, and `OSError` (EBUSY) if a dead mount cannot be unmounted.
     """
     writable = not options.read_only

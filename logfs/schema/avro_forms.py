@@ -74,7 +74,7 @@ def has_items_without_bytes(schema: Any, named: Mapping[str, Any]) -> bool:
 
 
 def _resolved(schema: Any, named: Mapping[str, Any]) -> Any:
-    """Return the parsed schema of a named type; return a primitive type, or any other schema, unchanged."""
+    """Return the parsed schema of a named type. Any other schema, such as a primitive type, is returned unchanged."""
     return named.get(schema, schema) if isinstance(schema, str) else schema
 
 

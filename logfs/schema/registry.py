@@ -149,7 +149,8 @@ class Registry:
 def _reason(error: BaseException) -> str:
     """Return the message of the innermost cause of an error.
 
-    The text up to the last colon of the message, such as that of a Python object, is left out.
+    If the cause has no `strerror`, only the text after the last colon of its message is returned. The text before the
+    colon is often that of a Python object.
     """
     reason: BaseException = error
     while isinstance(inner := getattr(reason, "reason", None) or _argument(reason), BaseException):

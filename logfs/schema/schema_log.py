@@ -32,7 +32,7 @@ class _Entry(NamedTuple):
 
 
 class SchemaLog:
-    """A source of schemas: the topic `_schemas`. Its records that are not schemas are skipped."""
+    """A source of schemas: the topic `_schemas`. Records of the topic that hold no schema are skipped."""
 
     def __init__(self, log_dir: str) -> None:
         """Open a log directory read-only. The schemas are read later, in `find`.

@@ -63,8 +63,9 @@ _STATIC_SETTINGS = {
 def register(spark: SparkSession) -> None:
     """Register `format("logfs")` with a session, and set spark.sql.execution.arrow.maxBytesPerBatch for fast reads.
 
-    Further calls for the same session are allowed. Raises `LogfsError` if the Python of the session's workers does
-    not run or lacks logfs, numpy or pyarrow. With Spark Connect, this is not checked.
+    A further call for the same session only sets this setting again. Raises `LogfsError` if the Python of the
+    session's workers does not run or lacks logfs, numpy or pyarrow. With Spark Connect, the Python of the workers is
+    not checked.
     """
     _add_format(spark)
     for name, value in _SETTINGS.items():
@@ -118,7 +119,8 @@ def offsets_behind_latest(progress: StreamingQueryProgress) -> list[OffsetsBehin
     """Return how many offsets each source of a query is behind the end of the log. `progress` is an event of Spark.
 
     The result has one item for each source, with the metrics that Kafka's source reports: the minimum, maximum and
-    average over the partitions. The item is None for a source of another format, or without offsets in the event.
+    average over the partitions. The item is None for a source of another format, and for a source of which the event
+    has no offsets.
     """
     from logfs.spark.progress import behind_latest
 

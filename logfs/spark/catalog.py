@@ -56,8 +56,8 @@ def with_options(schema: StructType, options: Mapping[str, str]) -> StructType:
 def options_of_table(options: Mapping[str, str], schema: StructType) -> Mapping[str, str]:
     """Return the options for a read of a table: those kept in the metadata of `schema`, overridden by `options`.
 
-    If `options` have a path, the read is not of a table, and `options` are returned unchanged. If `options` have
-    assign, subscribe or subscribePattern, those of the table are left out.
+    If `options` have a path, the read is not of a table, and `options` are returned unchanged. If `options` have one
+    of assign, subscribe and subscribePattern, all three of these options of the table are left out.
     """
     kept = schema.fields[0].metadata.get(_METADATA) if schema.fields else None
     if kept is None or "path" in options or "paths" in options:

@@ -1,10 +1,10 @@
 """The filters of a query that are evaluated while the log is read, instead of by Spark.
 
 Filters on topic, partition and offset are evaluated exactly. The exception is an offset filter with more than 100
-ranges: it is widened to one range, and Spark evaluates it again. For timestamps, the log knows the greatest timestamp
-of each segment and each batch, so segments and batches that are too early are skipped. From the other batches,
-records outside of the time range are dropped. Spark evaluates the filter again on the remaining records. Filters on
-other columns or of unknown kinds are left to Spark.
+ranges: logfs reads one range from the first to the last offset of these ranges, and Spark evaluates the filter again.
+For timestamps, the log knows the greatest timestamp of each segment and each batch, so segments and batches that are
+too early are skipped. From the other batches, records outside of the time range are dropped. Spark evaluates the
+filter again on the remaining records. Filters on other columns or of unknown kinds are left to Spark.
 """
 
 from __future__ import annotations
@@ -130,7 +130,10 @@ class PushedFilters:
         return is_exact
 
     def wanted(self, reader: Reader, first: int, end: int) -> Ranges:
-        """Return the ranges of offsets in [first, end) at which records of `reader` may pass the filters."""
+        """Return the ranges of offsets in [first, end) that must be read.
+
+        No record of `reader` at another offset passes the filters.
+        """
         number = reader.partition
         if not _common(self.partitions, [(number, number + 1)]):
             return []

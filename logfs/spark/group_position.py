@@ -47,9 +47,10 @@ class GroupPosition:
     def note(self, offsets: Offsets, *, is_last: bool) -> None:
         """Commit those of `offsets` that have changed since the last commit, in one request.
 
-        `offsets` are the offsets at which the query continues. `is_last` tells that the query has read everything.
+        `offsets` are the offsets at which the query continues. `is_last` is true if the query has read everything.
         Does nothing within 30 seconds after a failed commit. Unless `is_last` is true, also does nothing within a
-        second after a successful commit. A failure is logged unless the previous attempt failed for the same reason.
+        second after a successful commit. A later call then commits the changed offsets. A failure is logged unless
+        the previous attempt failed for the same reason.
         """
         changed = {
             name.directory: str(offset)

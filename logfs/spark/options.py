@@ -79,7 +79,7 @@ class Selection:
         return self.has_topic(name.topic)
 
     def has_topic(self, topic: str) -> bool:
-        """Whether any partition of the topic may be selected."""
+        """Whether the selection has the topic, or at least one of its partitions."""
         if self.kind == "assign":
             return any(name.topic == topic for name in self.partitions)
         if self.kind == "subscribe":
@@ -142,8 +142,8 @@ def local_path(path: str) -> str:
 def local_log_dir(path: str) -> str:
     """Return the plain path in a `file:` URL of a log directory. Anything else is returned unchanged.
 
-    If the directory has files, but is not a log directory, it may be a bucket in the file system. Buckets must be
-    opened by a URL, so the result is then a `file://` URL.
+    If the directory has files, but is not a log directory, it is taken for a bucket in the file system. Buckets must
+    be opened by a URL, so the result is then a `file://` URL.
     """
     plain = local_path(path)
     is_bucket = plain != path and recognise(plain).kind is PathKind.OTHER
@@ -413,7 +413,7 @@ def check_partitions(
     found: Mapping[TopicPartition, object],
     describe: Callable[[Iterable[TopicPartition]], str],
 ) -> None:
-    """Raise `ValueError` unless a limit names exactly the partitions in `found`, those that the query reads.
+    """Raise `ValueError` unless a limit names exactly the partitions that the query reads, which are in `found`.
 
     A limit with one timestamp for all partitions always passes. `describe` returns partitions as text for the error.
     """

@@ -85,8 +85,8 @@ def report_loss(
 ) -> None:
     """Raise `DataLoss` if `fail` (the option failOnDataLoss) is true, else log a warning.
 
-    `message` says what is lost. `otherwise` says what the query does if the option is false; it continues a sentence
-    that begins with "set the option failOnDataLoss to false".
+    `message` says what is lost. `otherwise` says what the query does if the option is false. The text of the error is
+    `message`, then "set the option failOnDataLoss to false", then `otherwise`.
     """
     if fail:
         raise DataLoss(f"{message}; set the option failOnDataLoss to false {otherwise}")
@@ -223,9 +223,8 @@ def read(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the records of a split as Arrow batches: part by part, and by offset within a part.
 
-    Records whose timestamps do not pass the filters in `pushed` are left out. Raises `DataLoss` for records that were
-    deleted after the query was planned, `Corrupt` for damage, and `NotOnHost` or `OSError`, both with the name of
-    this host.
+    Records whose timestamps do not pass the filters in `pushed` are left out. Raises the errors of `columns`; an
+    `OSError` has the name of this host in its text.
     """
     pushed = pushed or PushedFilters()
     with workers.short_errors(), workers.naming_host():
@@ -245,8 +244,9 @@ def columns(
     """Yield the records of one part of a split, in the order of their offsets.
 
     Batches whose timestamps are all earlier than `since_ms` are left out. Raises `DataLoss` for records that were
-    deleted after the query was planned, `Corrupt` for damage, `NotOnHost`, and `OSError`. With failOnDataLoss=false,
-    deleted and damaged records are skipped with a warning, but a partition that was moved still raises `DataLoss`.
+    deleted after the query was planned, `Corrupt` for damage, `NotOnHost` if this machine does not have the planned
+    files, and `OSError`. With failOnDataLoss=false, deleted and damaged records are skipped with a warning, but a
+    partition that was moved still raises `DataLoss`.
     """
     try:
         # `scan_split.read` opens the file at once. Later, the file may be renamed or removed without harm to this
@@ -308,9 +308,9 @@ def _columns_again(
 def _is_deleted(planned: SegmentDescriptor, gone: Gone) -> bool:
     """Whether the partition of a planned file was deleted, recreated or moved away after the query was planned.
 
-    Raises `NotOnHost` if this machine does not have the planned log directory. A missing partition directory is
-    compared with the checkpoint of recovery points: `NotOnHost` is also raised if this checkpoint still lists the
-    partition, or if the checkpoint is missing or damaged.
+    Raises `NotOnHost` if this machine does not have the planned log directory. If only the partition directory is
+    missing, also raises `NotOnHost` unless the checkpoint of recovery points shows that the partition was removed:
+    the checkpoint must be valid, and must not list the partition.
     """
     directory = as_path(planned.directory)
     log_dir = directory.parent

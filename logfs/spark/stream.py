@@ -125,7 +125,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         Spark calls this again if the query failed before its first micro-batch was committed. If the option
         `initialOffsetsPath` is given, the first call stores the offsets in this file, and later calls return those in
-        the file. Raises `ValueError`, `LogfsError`, `OSError`.
+        the file. Raises `ValueError` if the options name a topic or partition that does not exist, and if that file
+        is not JSON; the errors of `resolve`; and `LogfsError` or `OSError` if the log directories cannot be read.
         """
         path = self.options.initial_offsets_path
         if path is not None and os.path.exists(path):
@@ -164,8 +165,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         If there is nothing to read, or too little for minOffsetsPerTrigger, the micro-batch is empty. The limits in
         the options do not apply if `start` is None or `limit` is `ReadAllAvailable`. Spark calls this at every
-        trigger, so losses are noticed even if there are no new records. Raises `DataLoss`, `ValueError`,
-        `LogfsError`, `OSError`.
+        trigger, so a loss is noticed even if there are no new records. Raises `DataLoss` for a loss if failOnDataLoss
+        is true, `ValueError` if the options name a topic or partition that does not exist, and other kinds of
+        `LogfsError` or `OSError` if the log directories cannot be read.
         """
         known = {} if start is None else start
         look = self._settled_look(from_json(known))
@@ -253,9 +255,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> dict[TopicPartition, Reader]:
         """Return the existing partitions that the query may read now. `topic_ids` are the ids that the query knows.
 
-        A partition that was deleted and recreated is left out while the query's offsets still have the deleted one
-        (`_remade`). While a topic that the query knows is being recreated, some of its partitions have the old topic
-        id and others the new one. Those with the new id are left out, too.
+        A partition that was deleted and recreated is left out while the query's offsets still have an offset of the
+        deleted partition (`_remade`). While a topic that the query knows is being recreated, some of its partitions
+        have the old topic id and others the new id. The partitions with the new id are left out, too.
         """
         agreed = look.ids_by_topic()
         return {
@@ -298,8 +300,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _is_too_little(self, backlog: int) -> bool:
         """Whether the query must wait for more records: `backlog` (offsets) is less than minOffsetsPerTrigger.
 
-        It waits for at most maxTriggerDelay. As in Kafka's source, the first micro-batch never waits, and the last
-        micro-batch of Trigger.AvailableNow may wait.
+        It waits for at most maxTriggerDelay. As in Kafka's source, the first micro-batch never waits, but the last
+        micro-batch of Trigger.AvailableNow waits like any other.
         """
         least = self.options.min_offsets_per_trigger
         if least is None or self._triggered is None or backlog >= least:
@@ -354,7 +356,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[Split]:
         """Return the splits of the micro-batch from the offsets `start` to the offsets `end`, both in JSON form.
 
-        Raises `DataLoss`, `ValueError`, `LogfsError`, `OSError`.
+        Raises `DataLoss` for a loss if failOnDataLoss is true, and other kinds of `LogfsError` or `OSError` if the
+        log directories cannot be read.
         """
         known, ends = from_json(start), from_json(end)
         start_ids, end_ids = topic_ids_from_json(start), topic_ids_from_json(end)
@@ -419,10 +422,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class RefusedStream(DataSourceStreamReader):
-    """The reader of a query with a wrong option or schema: each call of a method raises `error`.
+    """The reader of a query with a wrong option or schema.
 
-    `LogfsDataSource.streamReader` returns this object instead of raising the error, because Spark 4.3 hides errors of
-    `streamReader`, but shows errors of the reader's methods.
+    `initialOffset`, `latestOffset`, `partitions` and `read` raise `error`. `LogfsDataSource.streamReader` returns
+    this object instead of raising the error, because Spark 4.3 hides errors of `streamReader`, but shows errors of
+    the reader's methods.
     """
 
     def __init__(self, error: ValueError) -> None:

@@ -106,7 +106,7 @@ class Topics:
     """
 
     def __init__(self, options: ReadOptions) -> None:
-        """Open the log directories read-only. Raises `LogfsError`, `OSError`."""
+        """Open the log directories read-only. Raises the errors of opening a store read-only."""
         self._options = options
         self.store = Store(log_dirs_of(options.paths), read_only=True, only=self._is_selected)
         self._log_dirs = {
@@ -269,7 +269,10 @@ def opened(options: ReadOptions) -> Iterator[Topics]:
 
 
 def _take_last(key: object) -> Topics | None:
-    """Return the `Topics` kept from the last query if it has the key `key` and has not changed; else close it."""
+    """Return the `Topics` of the last query if its key is `key` and no partition has changed.
+
+    Otherwise close the `Topics`, if there is one, and return None.
+    """
     global _last
     last, _last = _last, None
     if last is not None and last[0] == key and _is_unchanged(last[1]):

@@ -74,8 +74,8 @@ class VolumeDriver:
     def _forget_ended(self) -> None:
         """Remove the ids of each volume that is not mounted now, then unmount each log directory that no id uses.
 
-        After a reboot, for example, no volume is mounted. But a volume whose daemon has died keeps its ids, because
-        its containers may still run.
+        After a reboot, for example, no volume is mounted. A volume whose daemon has died still counts as mounted and
+        keeps its ids, because its containers may still run.
         """
         for volume in self._table:
             logdir, ro = volume.options.logdir, volume.options.ro
@@ -129,7 +129,8 @@ class VolumeDriver:
         """Mount a volume for the id `user`, and return the path for the container.
 
         Unless the volume is read-only, the directory that it shows is created if it is missing, and gets the owner
-        and mode in the options. Raises `UnknownVolume`, `InvalidStore` and `OSError`.
+        and mode in the options. Raises `UnknownVolume`, `InvalidStore` if the log directory cannot be mounted, or if
+        the directory to show cannot be created or, for a read-only volume, is missing, and `OSError`.
         """
         with self._lock:
             volume = self._known(name)

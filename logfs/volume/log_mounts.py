@@ -61,8 +61,8 @@ class LogMounts:
     def find(self, logdir: str, *, ro: bool) -> Path | None:
         """Return the mountpoint at which a log directory can be used; None if it is not mounted.
 
-        Without `ro` this may be a mount that this object has not made, because a log directory can have only one
-        writable mount at a time.
+        A log directory can have only one writable mount at a time. So without `ro`, the result can be a mountpoint on
+        which another program has mounted the log directory.
         """
         own = self.mountpoint(logdir, ro=ro)
         if mounted_at(own) is MountState.LIVE:
@@ -75,7 +75,10 @@ class LogMounts:
         return None
 
     def mount(self, logdir: str, *, ro: bool) -> Path:
-        """Mount a log directory unless it is mounted, and return the mountpoint. Raises `InvalidStore`."""
+        """Mount a log directory unless it is mounted, and return the mountpoint.
+
+        Raises `InvalidStore` if `logfs mount` fails, and `OSError` if the mountpoint cannot be made.
+        """
         found = self.find(logdir, ro=ro)
         if found is not None:
             return found

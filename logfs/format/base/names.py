@@ -138,9 +138,9 @@ def check_partition(number: int) -> None:
 def parse_directory(name: str) -> TopicPartition:
     """Return the partition whose directory is called `name`. The name is split at the last dash.
 
-    Only the canonical name is accepted, which is the one that `TopicPartition.directory` returns. Kafka also reads
-    `orders-01`, `orders-+1` and digits of other scripts as partition 1, so that two directories could claim to be
-    one partition. Raises `InvalidName` for any other name.
+    Raises `InvalidName` unless `name` is what `TopicPartition.directory` returns for the partition. Kafka also
+    accepts `orders-01`, `orders-+1` and digits of other scripts as partition 1. Several directories could then be
+    taken for one partition, so these names are refused here.
     """
     topic, dash, number = name.rpartition("-")
     if not dash:
@@ -161,9 +161,9 @@ def parse_directory(name: str) -> TopicPartition:
 def partitions_named(name: str, existing: Collection[str]) -> list[str]:
     """Return the names of the partitions that `name` stands for: one partition, or all partitions of a topic.
 
-    `existing` has the names of all partition directories. If a partition is called `name`, the result is [`name`].
-    Otherwise the result has all partitions of the topic `name`, in the order of their numbers. It is [`name`] again
-    if there is no such topic either.
+    `existing` has the names of all partition directories. If `name` is the name of a topic and not of a partition,
+    the result has all partitions of the topic, in the order of their numbers. Otherwise, also if neither a partition
+    nor a topic is called `name`, the result is [`name`].
     """
     if name in existing:
         return [name]

@@ -111,7 +111,7 @@ class Header(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether, by its header, the batch has at least one record, and a record at each of its offsets."""
+        """Whether the header says that the batch has at least one record, and a record at each of its offsets."""
         return 0 < self.record_count == self.last_offset_delta + 1
 
     @property
@@ -340,7 +340,7 @@ class Batch:
         return decode_record(payload, position, **bases)[0]
 
     def _record_of(self, numbers: list[int]) -> Record:
-        """Return the record that `numbers` describes, a row of numbers written by `batch_kernels.find_fields`."""
+        """Return the record whose fields `numbers` describes, in the order of `batch_kernels.find_fields`."""
         timestamp, offset, key, key_size, value, value_size, headers_start, end = numbers
         payload = self.payload
         headers, after = decode_headers(payload[:end], headers_start)
@@ -374,8 +374,9 @@ class Batch:
     def first_at(self, timestamp: int, offset: int) -> tuple[int, int] | None:
         """Return (offset, timestamp) of the first record at or after `offset` with a timestamp >= `timestamp`.
 
-        Returns None if the batch has no such record. Timestamps are in ms. Raises `Corrupt` if a record that must be
-        decoded is malformed.
+        Returns None if the batch has no such record. Timestamps are in ms. If the header shows that the first record
+        should be the result, decodes this record. If it is not the result, decodes all records. Raises `Corrupt` if a
+        decoded record is malformed.
         """
         from logfs.format.batches import columns
 

@@ -137,7 +137,7 @@ def _checked_level(codec: Codec, level: int | None) -> int:
 
 
 class _Output:
-    """The decompressed output so far: at most `limit` bytes, of which `room` are not used yet."""
+    """The decompressed output so far. It can grow to `limit` bytes; `room` is how many bytes can still be added."""
 
     def __init__(self, codec: Codec, limit: int) -> None:
         self.codec = codec
@@ -319,9 +319,10 @@ def _compress_zstd(data: Buffer, level: int) -> bytes:
 
 
 def zstd_frame(data: Buffer, level: int | None = None) -> bytes:
-    """Return `data` in one zstd frame that declares the size of its content, as a chunk of a tiered segment must.
+    """Return `data` in one zstd frame that declares the size of its content.
 
-    The zstd frames in batches do not declare the size, because Kafka compresses batches as streams.
+    A chunk of a remote segment must be such a frame. The zstd frames in batches do not declare the size, because
+    Kafka compresses batches as streams.
     """
     import zstandard
 

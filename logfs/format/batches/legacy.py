@@ -126,8 +126,8 @@ class LegacyBatch(Batch):
 
     `unpacked` contains the bytes of all `messages`: those of the single message, or the decompressed value of the
     wrapper. The offsets in `messages` are those in the log, not those inside the wrapper. Unlike a `Batch`, a
-    `LegacyBatch` is always complete and valid: `parse` must read all messages in any case, because they determine the
-    base offset of a wrapper, and it raises `Corrupt` if a message is not valid.
+    `LegacyBatch` is always complete and valid. `parse` reads all messages, because they determine the base offset of
+    a wrapper, and raises `Corrupt` if a message is not valid.
     """
 
     unpacked: bytes | memoryview

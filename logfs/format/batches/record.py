@@ -204,7 +204,7 @@ def decode_record(
     """Return the record at `position` of a batch's uncompressed records, and the position after the record.
 
     `base_offset` and `base_timestamp` (ms) are those of the batch. Raises `Corrupt` if a number in the record is
-    malformed, or a length does not match the bytes (kafka-storage 2.2).
+    malformed, or the length of the record or of a field does not match the bytes that follow (kafka-storage 2.2).
     """
     size, position = varint.decode(data, position)
     end = position + size
@@ -231,8 +231,8 @@ def decode_record(
 def find_record(data: bytes | memoryview, count: int, offset_delta: int) -> int | None:
     """Return the position in `data` of the record with `offset_delta`; None if no record has it.
 
-    `data` has the uncompressed records of a batch, `count` is their number. The search stops at the first record with
-    `offset_delta` or a higher delta. Raises `Corrupt` if the length or a delta of a record up to this one is
+    `data` has the uncompressed records of a batch, `count` is their number. The search ends at the first record whose
+    delta is `offset_delta` or higher. Raises `Corrupt` if the length or a delta of a record that was searched is
     malformed, or if all records have lower deltas and bytes follow the last record.
     """
     position = 0

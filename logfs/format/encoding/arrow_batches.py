@@ -135,7 +135,7 @@ def _payload(columns: Columns) -> int:
 
 
 def _bounded(columns: Columns) -> Iterator[tuple[Columns, int]]:
-    """Yield the records and their size in bytes; if they are too large for one batch, yield them in several parts."""
+    """Yield (records, their size in bytes): once, or in several parts if the records are too many for one batch."""
     size = _payload(columns)
     parts = max(-(-len(columns) // _BATCH_ROWS), -(-size // _BATCH_BYTES), 1)
     rows = max(-(-len(columns) // parts), 1)
@@ -169,7 +169,7 @@ def _timestamps(times_ms: np.ndarray, kind: pa.DataType) -> pa.Array:
 def binary_array(field: GatheredField, kind: pa.DataType | None = None) -> pa.Array:
     """Return the values of one field as an Arrow array of the type `kind`; None stands for the type binary.
 
-    `kind` must have the same memory layout as binary. The type string has it.
+    `kind` must have the same memory layout as the type binary, like the type string.
     """
     validity = pa.py_buffer(field.validity) if field.nulls else None
     buffers = [validity, pa.py_buffer(field.offsets), pa.py_buffer(field.data)]

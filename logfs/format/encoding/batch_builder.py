@@ -85,7 +85,8 @@ class BatchFormat(NamedTuple):
     def records_limit(self) -> int:
         """The largest size in bytes of the uncompressed records of a batch that has more than one record.
 
-        With a codec this leaves room for records that grow in compression. A single record may use that room, too.
+        With a codec this is less than the room in the batch, because compression can make the records larger. The
+        limit does not apply to a record that is alone in its batch.
         """
         room = self.limit_bytes - HEADER_SIZE
         if self.codec is Codec.NONE:
@@ -94,9 +95,9 @@ class BatchFormat(NamedTuple):
 
     @property
     def line_limit(self) -> int:
-        """The length in bytes of the longest line that fits in a batch.
+        """The length in bytes of the longest line that fits in a batch. With a codec this is only an estimate.
 
-        With a codec this is `limit_bytes`, although an even longer line might fit after compression.
+        The estimate is `limit_bytes`: whether a line fits depends on its size after compression.
         """
         if self.codec is not Codec.NONE:
             return self.limit_bytes
@@ -337,9 +338,9 @@ def sealed(
 def of_transaction(
     data: bytearray | memoryview, producer_id: int, producer_epoch: int, sequence: int
 ) -> bytearray:
-    """Return a copy of the sealed batch `data` that belongs to a producer's transaction.
+    """Return a copy of the sealed batch `data`, made a part of a producer's transaction, with a new header and CRC.
 
-    `sequence` is the sequence number of the first record.
+    `sequence` is the sequence number of the first record. The base offset of the copy is 0.
     """
     header = Batch.parse(data).header
     copy = bytearray(data)
@@ -432,7 +433,7 @@ def build_marker(
 
 
 def _label_growth(form: BatchFormat) -> int:
-    """Return by how many bytes the label of the timestamp type is longer than `CreateTime`."""
+    """Return the length of the label of the timestamp type, less the length of the label `CreateTime`."""
     return len(form.timestamp_type.label) - len(TimestampType.CREATE_TIME.label)
 
 

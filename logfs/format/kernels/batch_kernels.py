@@ -598,9 +598,9 @@ def scan_batches(data: Bytes, first_offset: int, gaps: bool, rows: Int64s) -> tu
       next offset exceeds an int64.
     - Its base offset is not the expected one: `first_offset` for the first batch, then the offset after the batch
       before. With `gaps` the base offset may also be higher.
-    - Its number of records differs from its number of offsets, and the bytes after it are either too few for a
-      header or begin with a base offset below the batch's next offset. The range of offsets in the batch's header may
-      then include offsets of the next batch; the caller must check this.
+    - Its number of records differs from its number of offsets, it does not end at the end of `data`, and the bytes
+      after it are either too few for a header or begin with a base offset below the batch's next offset. The range of
+      offsets in the batch's header may then include offsets of the next batch; the caller must check this.
     """
     count = 0
     position = 0

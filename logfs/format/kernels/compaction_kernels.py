@@ -4,11 +4,11 @@ As in `batch_kernels`, each loop is one pass without the GIL, and allocates noth
 plain Python (`tests/log/test_offset_map.py`, `tests/log/test_cleaner.py`). kafka-storage 8.2 to 8.7 has the rules.
 
 A row of `spans` is as in `batch_kernels.decode_spans`: start, end, record count, base offset, base timestamp. `slots`
-is uint64[n, 3], a hash table with open addressing. A slot has the hash of a key (two words) and offset + 1 of its
-newest record; an empty slot has 0 in the last word, and at least one slot is always empty. A key index also sets
-NULL_BIT of the last word if the newest value is null: a key whose newest record has offset 7 has (hash, hash, 8), or
-(hash, hash, 8 | NULL_BIT) if that record is a tombstone. `secret`, uint64[2], is the secret key of the hash function.
-`scratch` is uint64[n, 4], working memory for n records; `SCRATCH_SHAPE` is a good size.
+is uint64[n, 3], a hash table with open addressing. A slot has the hash of a key (two words) and the offset + 1 of the
+key's newest record. An empty slot has 0 in the last word, and at least one slot is always empty. A key index also
+sets NULL_BIT of the last word if the newest value is null: a key whose newest record has offset 7 has (hash, hash,
+8), or (hash, hash, 8 | NULL_BIT) if that record is a tombstone. `secret`, uint64[2], is the secret key of the hash
+function. `scratch` is uint64[n, 4], working memory for n records; `SCRATCH_SHAPE` is a good size.
 """
 
 from __future__ import annotations
@@ -177,12 +177,13 @@ def put_keys(
 ) -> tuple[int, int, np.int64, int]:
     """Store in `slots` the offset of each record that has a key and an offset of at least `first_offset`.
 
-    Records are stored in offset order, so the newest record of a key stays. `used` is the number of slots in use; the
-    loop stops before a record that would make this number exceed `limit`. `null_bit` is NULL_BIT to set this bit in
-    the slots of keys whose newest value is null, or 0 to ignore values. `scratch` is working memory.
+    Records are stored in offset order, so the slot of a key ends with the offset of its newest record. `used` is the
+    number of slots in use; the loop stops before a record that would make this number exceed `limit`. `null_bit` is
+    NULL_BIT to set this bit in the slots of keys whose newest value is null, or 0 to ignore values. `scratch` is
+    working memory.
 
-    Returns (spans done, slots in use, last offset stored or -1, outcome). The outcome is GOOD if all spans were done;
-    otherwise FULL or a BAD_ code tells why the next span was not done.
+    Returns (spans done, slots in use, last offset stored or -1, outcome). The outcome is GOOD if all spans were done.
+    Otherwise FULL or a BAD_ code tells why the next span was not done; some of its records may be stored.
     """
     latest = np.int64(-1)
     for number in range(len(spans)):
@@ -256,9 +257,9 @@ def move_slots(old: UInt64s, slots: UInt64s, used: int) -> int:
     """Put the entries of the table `old` into the table `slots`, where they replace the entries of the same keys.
 
     Both tables must have the same secret. `used` is the number of keys in `slots`. Returns the number of keys that
-    were new to `slots`, or -1 if they would fill it: one slot must stay empty, or a search would never end. The loop
-    is fast because both tables are roughly in the order of the hashes: a pass over `old` also visits `slots` in the
-    order of memory.
+    were new to `slots`, or -1 if `slots` has no room for all of them. Then only some entries were moved. One slot
+    must stay empty, or a search would never end. The loop is fast because both tables are roughly in the order of the
+    hashes: a pass over `old` also visits `slots` in the order of memory.
     """
     added = 0
     room = len(slots) - 1 - used
@@ -367,11 +368,12 @@ def filter_records(
     out: Bytes,
     position: int,
 ) -> tuple[int, int, int]:
-    """Write those records i of one span to `out`, from `position` on, for which keep[first + i] is set.
+    """Write to `out`, from `position` on, those records of one span that stay.
 
-    `span` is (start, end, record count, base offset, base timestamp). The records must be valid. Their timestamp
-    deltas become relative to `base` if `has_base` is set, otherwise to the timestamp of the first record written.
-    `append_time` is the timestamp of all records, or -1 if each has its own. Times are in ms.
+    Record i of the span stays if keep[first + i] is set. `span` is (start, end, record count, base offset, base
+    timestamp). The records must be valid. Their timestamp deltas become relative to `base` if `has_base` is set,
+    otherwise to the timestamp of the first record written. `append_time` is the timestamp of all records, or -1 if
+    each has its own. Times are in ms.
 
     Returns (the position after the last record, base timestamp, greatest timestamp).
     """
@@ -415,12 +417,12 @@ def write_batches(
     out: Bytes,
     rewritten: Int64s,
 ) -> tuple[int, int]:
-    """Write what stays of scanned batches to `out`. The records of a batch to be filtered must not be compressed.
+    """Write to `out` the scanned batches that stay, each with those of its records that stay.
 
-    `rows` are rows of `batch_kernels.scan_batches`. actions[n] is GONE (nothing is written), COPIED (the batch
-    unchanged), EMPTIED (its header alone) or FILTERED (its header, and its records with keep[i] set; i counts the
-    records of all rows). kept[n] is the number of records that stay in batch n. If with_base[n] is set, a filtered
-    batch gets the delete horizon bases[n].
+    `rows` are rows of `batch_kernels.scan_batches`. actions[n] is what is written of batch n: GONE (nothing), COPIED
+    (the batch unchanged), EMPTIED (its header alone) or FILTERED (its header, and its records i with keep[i] set; i
+    counts the records of all rows). The records of a FILTERED batch must be uncompressed in `data`; kept[n] is the
+    number of those that stay. If with_base[n] is set, a FILTERED batch gets the delete horizon bases[n].
 
     Returns (the number of bytes written, the number of batches with a new header). For the i-th batch with a new
     header, rewritten[i] becomes its (start, end) in `out`; the caller must still set the CRC in that header.

@@ -117,7 +117,8 @@ def _is_utf8(data: Bytes, position: int, end: int) -> bool:
 def copy_plain(source: Bytes, target: Bytes, length: int) -> bool:
     """Copy `length` bytes from the start of `source` to the start of `target`.
 
-    Returns whether the bytes can be in a JSON string as they are: all are in 32 to 127, and none is `"` or `\\`.
+    All bytes are copied in any case. Returns True if they need no escape in a JSON string: all are in 32 to 127, and
+    none is `"` or `\\`.
     """
     found = np.uint8(0)
     for index in range(length):

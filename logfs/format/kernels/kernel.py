@@ -72,10 +72,10 @@ def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any
 
 @cache
 def _use_temporary_cache() -> bool:
-    """Let numba cache in the directory `logfs-kernels-UID` below the temporary directory; return whether it can.
+    """Let numba cache in the directory `logfs-kernels-UID` below the temporary directory. Return False if it cannot.
 
-    It cannot if the directory cannot be made, belongs to another user, or has another mode than 0700: someone else
-    could put other code there.
+    This is the case if the directory cannot be made, belongs to another user, or has a mode other than 0700. In the
+    last two cases, another user could put code there.
     """
     path = Path(tempfile.gettempdir(), f"logfs-kernels-{os.geteuid()}")
     try:
@@ -104,7 +104,10 @@ def _digest(module: Path) -> str:
 
 @cache
 def _source(path: Path) -> tuple[bytes, list[Path]]:
-    """Return a hash of a source file, and the files that it may import; both are empty if the file is missing."""
+    """Return a hash of a source file, and the paths that its imports could lead to. Not all of these exist.
+
+    Both are empty if the source file is missing.
+    """
     if not path.is_file():
         return b"", []
     source = path.read_bytes()
@@ -118,10 +121,11 @@ def _source(path: Path) -> tuple[bytes, list[Path]]:
 
 @cache
 def _take_from_installation(module: Path, user_cache: Path) -> None:
-    """Copy a module's compiled kernels from the installation to `user_cache`: the files missing or outdated there.
+    """Copy a module's compiled kernels from the installation to `user_cache`.
 
-    Without the copies, users who cannot write into the installation would have to compile all kernels again. numba
-    ignores a copied file that was made on another processor, by another version of numba or from other sources.
+    Only files that are missing or older in `user_cache` are copied. Without the copies, users who cannot write into
+    the installation would have to compile all kernels again. numba ignores a copied file that was made on another
+    processor, by another version of numba or from other sources.
     """
     installed = module.parent / "__pycache__"
     # Copy nothing into NUMBA_CACHE_DIR: whoever sets this variable may also set NUMBA_BOUNDSCHECK, and a cached file

@@ -354,7 +354,7 @@ def _add_to_digits(out: Bytes, first: int, end: int, amount: int) -> bool:
 def _put_head(
     out: Bytes, start: int, prefix: Bytes, offset: int, time: int, timestamp_type: Bytes
 ) -> tuple[int, int, int, int]:
-    """Write the head of an envelope, which is its text up to `"key":`, to `out` at `start`.
+    """Write the head of an envelope, which is its text up to and including `"key":`, to `out` at `start`.
 
     Returns four distances in bytes from `start`: to the end of the offset, to the start and the end of the timestamp,
     and to the end of the head.
@@ -398,8 +398,8 @@ def _repeat_head(
 def _put_header_texts(out: Bytes, position: int, data: Bytes, at: int, end: int) -> int:
     """Write the encoded headers data[at:end], which begin with their count, to `out` as JSON.
 
-    Returns the position in `out` after the JSON. Returns BAD_LENGTH if the headers are malformed, or if `out` may be
-    too short for the JSON and the end of the envelope.
+    Returns the position in `out` after the JSON. Returns BAD_LENGTH if the headers are malformed, or if fewer than
+    ENVELOPE_ROOM bytes of `out` are left at any point.
     """
     count, at = get_varint(data, at, end, 5)
     if at < 0 or count < 0 or count > end - at:
@@ -433,7 +433,8 @@ def _put_fields(out: Bytes, position: int, data: Bytes, at: int, end: int) -> in
     """Write the rest of a record's envelope, after `"key":`, from data[at:end].
 
     `at` is the position of the key's length, and `end` the end of the record. Returns the position in `out` after the
-    envelope, or BAD_LENGTH if `at` is negative, the record is malformed, or `out` may be too short for the envelope.
+    envelope. Returns BAD_LENGTH if `at` is negative, if the record is malformed, or if `out` has too little room: up
+    to ENVELOPE_ROOM bytes more than the envelope takes are required.
     """
     if at < 0:
         return BAD_LENGTH
@@ -466,7 +467,8 @@ def _put_key_and_value(
     """Write the rest of an envelope, after `"key":`, for a record that has no headers and a value that is not null.
 
     The key begins at `key` (`key_length` is -1 if it is null), the value at `start`. Returns the position in `out`
-    after the envelope, or NO_ROOM if `out` may be too short for the envelope.
+    after the envelope, or NO_ROOM if `out` has too little room: up to ENVELOPE_ROOM bytes more than the envelope
+    takes are required.
     """
     if key_length < 0:
         position = put_bytes(out, position, NULL_WORD)

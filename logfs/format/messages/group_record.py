@@ -88,8 +88,8 @@ class OffsetCommit(NamedTuple):
 def lag_of(offset: int, log_end_offset: int) -> int:
     """Return how many offsets lie between a committed offset and the end of the log.
 
-    They may be more than there are records. If the log ends before the committed offset, for example after a
-    truncation, this is 0.
+    Not every offset has a record, so fewer records may be left to read. The result is 0 if the log ends before the
+    committed offset, for example after a truncation.
     """
     return max(log_end_offset - offset, 0)
 

@@ -188,7 +188,7 @@ class _MessageReader:
         self._position = position
 
     def all(self, fields: Sequence[Field]) -> dict[str, Any]:
-        """Return the fields of the whole message, as `members` does.
+        """Return what `members` returns, and check that the message ends there.
 
         Raises `Corrupt` if bytes follow the last field.
         """
@@ -199,7 +199,7 @@ class _MessageReader:
         return found
 
     def members(self, fields: Sequence[Field]) -> dict[str, Any]:
-        """Return the values of the fields that the version has, by name, except tagged fields with their default."""
+        """Return the fields of the version by name, without the tagged fields that have their default value."""
         here = [field for field in fields if field.first <= self._version <= field.last]
         found = {field.name: self._field(field) for field in here if field.tag < 0}
         if self._flexible:

@@ -7,8 +7,8 @@ Text is a JSON string, bytes that are not UTF-8 are {"base64":"…"}, and null i
 same record always gives the same bytes, so that the size of its envelope can be computed without writing it.
 
 Other code also depends on this layout: the kernels that write and measure envelopes (`json_kernels`, `text_kernels`,
-`batch_kernels`), `encoding/batch_builder` and `envelope_parser`. The `.textindex` files have sums of sizes and no
-version: a change would make the existing ones wrong.
+`batch_kernels`), `encoding/batch_builder` and `envelope_parser`. The `.textindex` files have sums of envelope sizes,
+and no version. So a change of the layout would make existing `.textindex` files wrong.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ class FormatString:
     """A format string for the records of one partition. `HELP` lists the tokens, except `%n`, `%%` and `\\\\`."""
 
     def __init__(self, form: bytes, partition: TopicPartition) -> None:
-        """Parse a format string. Raises `InvalidName` unless a known letter follows each percent sign."""
+        """Parse a format string. Raises `InvalidName` for an unknown token, such as `%x` or a `%` at the end."""
         fixed = {
             b"t": partition.topic.encode(),
             b"p": b"%d" % partition.partition,

@@ -32,10 +32,11 @@ class KeyedLines:
         headers: Sequence[tuple[str, bytes]],
         start: re.Pattern[bytes] | None = None,
     ) -> None:
-        """Split each record at `separator`, unless that is None, into key and value. Add `headers` to each record.
+        """Set how lines become records. `headers` are added to each record.
 
-        With `start`, a line begins a record if the pattern matches at the line's beginning; other lines, such as
-        those of a traceback, continue the record before them. Without `start`, each line is a record.
+        Each record is split into key and value at the first `separator`; None stands for no split. With `start`, a
+        line begins a record if the pattern matches at the line's beginning; other lines, such as those of a
+        traceback, continue the record before them. Without `start`, each line is a record.
         """
         self._separator = separator
         self._end = b""
@@ -58,7 +59,7 @@ class KeyedLines:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the input so far ends with a complete line of a record that further lines may continue."""
+        """Whether the input so far ends with a newline, and the next line may continue the record before it."""
         return bool(self._lines) and not self._unfinished
 
     def write(self, data: bytes) -> bytes:

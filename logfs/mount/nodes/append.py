@@ -174,11 +174,11 @@ class AppendHandle(EmptyHandle):
         return self.appends_to
 
     def check_position(self, position: int, data: bytes) -> None:
-        """Raise `OSError` (EOPNOTSUPP) for a write that only reserves space.
+        """Raise `OSError` (EOPNOTSUPP) for a write by which the C library reserves space.
 
-        The C library emulates `posix_fallocate` by writing one NUL into each block. Therefore a single NUL is
-        accepted only at the position where the last write began or ended, and, before the first write, at 0. Other
-        data is accepted at any position. With O_APPEND everything is accepted.
+        The C library emulates `posix_fallocate` by writing one NUL into each block. A write of a single NUL is
+        therefore refused, except at the position where the last write began or ended (0 before the first write).
+        Other data is accepted at any position. With O_APPEND everything is accepted.
         """
         if self._positions is None:
             return

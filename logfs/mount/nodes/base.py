@@ -113,7 +113,7 @@ class Node:
 
     @property
     def is_deleted(self) -> bool:
-        """Whether the node belongs to a partition that was deleted, so that its path may lead to another node now."""
+        """Whether the node belongs to a partition that was deleted. Its path can then lead to another node."""
         return self.parent is not None and self.parent.is_deleted
 
     def stat(self) -> Stat:
@@ -163,7 +163,7 @@ class Handle:
         raise refuse(errno.EBADF, f"{self.node.path}: this file can only be read")
 
     def check_position(self, position: int, data: bytes) -> None:
-        """Raise `OSError` if a write of `data` at `position` (bytes) must be refused. By default none is."""
+        """Raise `OSError` if a write of `data` at `position` (bytes) must be refused. By default, do nothing."""
 
     def grown(self) -> Sequence[Reader]:
         """Return the partitions that may have grown through this handle.
@@ -199,7 +199,8 @@ class SymlinkNode(Node):
     def timestamp(self) -> int:
         """Return the time of the link in ms since the epoch: the timestamp of the record that it leads to.
 
-        The result is negative if the record has no timestamp. A link to a partition has the mtime of a log directory.
+        The result is negative if the record has no timestamp. For a link to a partition, the result is the mtime of
+        a log directory.
         """
         raise NotImplementedError
 
@@ -267,7 +268,7 @@ class DirectoryNode(Node):
         return node
 
     def lookup(self, name: str) -> Node:
-        """Return the node of a name: that of an earlier lookup if it still exists and is current, or else a new one.
+        """Return the node of a name: the one that `known` returns, or else a new one.
 
         Raises ENOENT for an unknown name.
         """
@@ -332,7 +333,7 @@ class PartitionAccess(Node):
         return found._replace(mode=found.mode & self.allowed_bits)
 
     def follows(self, modes: PermissionTable) -> bool:
-        """Whether the mode and owner of this node may change if an entry of the permission table `modes` changes."""
+        """Whether the mode and owner of this node depend on the permission table `modes`."""
         return self.modes is modes
 
     def set_access(self, access: Access) -> None:

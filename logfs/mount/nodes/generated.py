@@ -60,7 +60,7 @@ class GeneratedFile(FileNode):
         self._handles: set[GeneratedHandle] = set()
 
     def content(self) -> bytes:
-        """Return the present content. It is made again if the file is not open, or after a write to the file."""
+        """Return the kept content. If none is kept (no handle is open, or a write changed it), make new content."""
         content = self._content
         if content is None or not self._handles:
             # Making the content may take long, as for the metrics of very many partitions.

@@ -42,7 +42,8 @@ _NAME_BYTES = 255
 class GroupsFolder(DirectoryNode):
     """A directory with a file for each group that has a committed offset for one of the partitions `readers`.
 
-    Read permission lets a user see the offsets, and write permission lets a user commit offsets.
+    The files have the owner and the mode of the directory, without the execute bits. So read permission on the
+    directory lets a user see the offsets, and write permission on it lets a user commit offsets.
     """
 
     allowed_bits = 0o777
@@ -229,7 +230,7 @@ class GroupFile(FileNode):
 class LagFile(GroupFile):
     """The lag of a group (`lag_of`), summed over the partitions that have a commit.
 
-    For read_committed, a log ends at its last stable offset.
+    If the isolation level of the mount is read_committed, the lag is counted up to the last stable offset.
     """
 
     allowed_bits = READ_BITS

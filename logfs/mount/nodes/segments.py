@@ -99,7 +99,7 @@ class SegmentFile(GrowingFile):
         raise OSError(errno.ENOENT, f"{self.path}: is no longer open")
 
     def _opened(self) -> Iterator[DiskFile]:
-        """Yield the files that the node's handles have open. Compaction may have put another file at the path."""
+        """Yield the files that the node's handles have open. After compaction, the path can lead to another file."""
         return (each.file for each in [*self.handles] if isinstance(each, SegmentHandle))
 
     @property

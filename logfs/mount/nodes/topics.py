@@ -160,10 +160,10 @@ class PartitionLink(SymlinkNode):
 
 
 class _TopicAccess(PartitionAccess):
-    """A file or directory of a topic. Each partition directory has one of the same name, with a mode and an owner.
+    """A file or directory of a topic, such as `append`. Each partition directory has a node of the same name.
 
-    If all partitions have the same mode and owner for it, they are also those of this node. If they differ, only the
-    owner of the first log directory has access.
+    If these nodes of all partitions have the same mode and owner, this node has them, too. If they differ, only the
+    owner of the first log directory has access to this node.
     """
 
     partitions: Sequence[Log]
@@ -307,7 +307,7 @@ class TopicTextFile(_TopicAccess, GrowingFile):
 
 
 class TopicTextHandle(GrowingHandle):
-    """An open `records` or `records.jsonl` of a topic. Its bytes never change, so the kernel may keep its pages.
+    """An open `records` or `records.jsonl` of a topic. Bytes that were read once never change, so pages remain valid.
 
     If this process cannot see in `/proc` the thread that opened the file, the handle uses direct_io, so that the
     kernel keeps no pages.

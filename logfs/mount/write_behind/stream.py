@@ -107,9 +107,10 @@ class Stream:
         return self.failure is not None or self._refusal is not None
 
     def check(self) -> None:
-        """Raise the error that was kept for the next caller, if there is one.
+        """Raise the error that an earlier call has kept, if there is one.
 
-        A `failure`, after which nothing more is sent, is raised each time. The refusal of a line is raised once.
+        A `failure`, after which nothing more is sent, is raised at each call. The refusal of a line is raised once;
+        of several refusals since the last call, only the first is raised.
         """
         error = self.failure or self._refusal
         self._refusal = None
@@ -121,7 +122,8 @@ class Stream:
         """Make all lines that were sent durable. Raises the errors of `check`, and `OSError` if the sync fails.
 
         This also works through a descriptor that is open for reading only, such as that of sync(1). The kernel sends
-        all data before it sends an FSYNC. If bytes are still missing, this is an error (EIO).
+        all data before it sends an FSYNC. So if bytes before the last received byte are still missing, they will not
+        come: `sync` raises EIO, and the stream sends nothing more.
         """
         if self._early:
             missing = f"bytes {self.position} to {min(self._early) - 1} were not written"
@@ -232,7 +234,10 @@ class Stream:
 
 
 def _end_of_lines(lines: bytes, start: int) -> int:
-    """Return the end of the lines from position `start` on that fit into one request; at least one is included."""
+    """Return the end of the last line that fits into one request together with all lines from `start` on.
+
+    If the first line does not fit, return the end of the first line.
+    """
     if len(lines) - start <= _REQUEST_BYTES:
         return len(lines)
     end = lines.rfind(_NEWLINE, start, start + _REQUEST_BYTES) + 1

@@ -34,9 +34,10 @@ def compact(
     started in each partition first, so that the previous active segment is compacted, too. The settings
     `log.cleaner.dedupe.buffer.size` (memory) and `log.cleaner.io.max.bytes.per.second` apply to each task separately.
     No other process may have opened the log directories for writing. `topics` limits the job to these topics.
-    `progress` is called with (bytes of logs done, total bytes). Blocks until the job has ended. Returns a
-    `Visited` for each of these partitions. If one cannot be compacted, its `Visited` has the error as text, and the
-    others are still compacted. Raises the errors of `lease_partitions`, such as `StoreLocked`.
+    `progress` is called with (bytes of logs done, total bytes). Blocks until the job has ended. Returns a `Visited`
+    for each partition whose `cleanup.policy` includes `compact`. If a partition cannot be compacted, its `Visited`
+    has the error as text, and the other partitions are still compacted. Raises the errors of `lease_partitions`, such
+    as `StoreLocked`.
     """
     with lease_partitions(paths, topics) as lending:
         settings = lending.store.settings

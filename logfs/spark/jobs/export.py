@@ -98,9 +98,9 @@ def export(
     `target` ended, and reads new partitions from their log start. With "overwrite", it ignores the earlier exports.
 
     `progress` is called with (bytes of logs done, total bytes). Blocks until the job has ended. Raises
-    `InvalidSetting` for wrong arguments and options, `FileExistsError` if the mode does not allow the contents of
-    `target` or if a file of this export exists already, `BlockingIOError` if another incremental export into `target`
-    is running, `JobFailed`, other kinds of `LogfsError`, and `OSError`.
+    `InvalidSetting` for wrong arguments and options, `FileExistsError` if `mode` does not allow the present contents
+    of `target`, or if a file of this export exists already, `BlockingIOError` if another incremental export into
+    `target` is running, `JobFailed`, other kinds of `LogfsError`, and `OSError`.
     """
     form = format_of(format, compression, values)
     incremental = incremental or format == "iceberg"
@@ -186,8 +186,8 @@ def _folder(target: str | os.PathLike[str], mode: str, paths: Paths) -> Path:
 def _check_contents(folder: Path, mode: str, *, incremental: bool, is_early: bool = False) -> None:
     """Raise `FileExistsError` if `mode` does not allow the contents of the target; `_temporary` is always allowed.
 
-    `is_early` is true for a check before earlier exports that were killed are completed. The target then may have
-    only some of their files, so nothing is raised if it has `_temporary`.
+    `is_early` is true if exports that were killed are not completed yet. The target may then have only some of the
+    files of such an export, so with `is_early` nothing is raised if the target has `_temporary`.
     """
     held = {path.name for path in folder.iterdir()} if folder.exists() else set()
     if mode != "errorifexists" or not held - {TEMPORARY}:

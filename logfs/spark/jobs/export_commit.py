@@ -124,10 +124,11 @@ def _publishing(target: Path) -> AbstractContextManager[bool]:
 
 @contextmanager
 def _locked(path: Path, *, wait: bool = False) -> Iterator[bool]:
-    """Create and lock a file, and yield whether this process got the lock. Then unlock and remove the file.
+    """Create a file and lock it during the context. Yield whether this process has the lock.
 
-    The directory of the file is created if it is missing. If another process has the lock, yield False and leave the
-    file. If `wait` is true, wait for the lock instead, and yield True.
+    The directory of the file is created if it is missing. At the end of the context, the file is removed and
+    unlocked. If another process has the lock, yield False, and leave the file in place. If `wait` is true, wait for
+    the lock instead, and yield True.
     """
     while True:
         fd = _open_lock(path)
@@ -272,10 +273,10 @@ class Folders:
     ) -> None:
         """Move the files of the tasks, `written`, to their final paths, all or none, and store `offsets` in a file.
 
-        The older files of the partitions `replaced` are removed; if it is None, all older files stay. If `offsets` is
-        None as well, the stored offsets of the last incremental export stay, too. If a file cannot be moved, those
-        moved before are moved back, but the file `_SUCCESS` of an earlier export is not restored. Raises
-        `FileExistsError` if a file exists at a final path, and `OSError`.
+        The older files of the partitions `replaced` are removed; if `replaced` is None, all older files stay. The
+        stored offsets of an earlier incremental export are removed, unless both `offsets` and `replaced` are None. If
+        a file cannot be moved, the files moved before are moved back, but the file `_SUCCESS` of an earlier export is
+        not restored. Raises `FileExistsError` if a file exists at a final path, and `OSError`.
         """
         with _publishing(self._target):
             self._publish(written, offsets, replaced)

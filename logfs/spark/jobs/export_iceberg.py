@@ -69,7 +69,7 @@ class IcebergTables:
         self._catalog.close()
 
     def offsets(self, *, may_be_damaged: bool = False) -> OffsetsJson:
-        """Return the offsets at which the last exports into the tables ended, in the form of a Spark checkpoint.
+        """Return the offsets at which the last export into each table ended, in the form of a Spark checkpoint.
 
         `may_be_damaged` has no effect: if a table cannot be read, pyiceberg's error is raised in any case.
         """

@@ -102,7 +102,7 @@ def import_(
 
     Blocks until the job has ended. Raises `InvalidSetting` for wrong arguments, `InvalidStore` for a path that is not
     a log directory, `FileNotFoundError` for a missing source, `JobFailed` if a task fails (its message names the
-    file, or the first and the last of several), and the errors of a commit, such as `StoreLocked`, and
+    file of the task, or the first and the last of its files), and the errors of a commit, such as `StoreLocked`, and
     `CommitPending` if the commit is durably decided but not completed yet.
     """
     options = ImportOptions(format, topic, key, value, key_separator, repartition)

@@ -97,15 +97,16 @@ class ImportFormat(ABC):
         """Find the topics, partitions and offsets of the rows in a file range, to plan the import.
 
         Return file ranges that together have all rows of `file_range`. In each of them, `names` has the topics and
-        partitions of the rows, and `offsets` is set if the offsets of the rows are known. Raises `InvalidRecord`,
-        `NotOnHost`, `OSError`.
+        partitions of the rows, and `offsets` is set if the offsets of the rows are known. Raises the errors of
+        `read`.
         """
 
     @abstractmethod
     def read(self, file_range: FileRange) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a file range, in the order of the file, as Arrow batches with the schema `SCHEMA`.
 
-        Raises `InvalidRecord`, `NotOnHost`, `OSError`.
+        Raises `InvalidRecord` if the file does not have the format, `NotOnHost` if it is missing or shorter than
+        planned on this machine, and `OSError`.
         """
 
 

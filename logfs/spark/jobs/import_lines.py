@@ -267,7 +267,8 @@ def blocks(file_range: FileRange) -> Iterator[tuple[int, bytes]]:
     """Yield (position of the first byte, block) for blocks of whole lines: all lines that begin in the file range.
 
     Positions in a compressed file count its uncompressed bytes. Every block ends with a newline, which is added if
-    the file does not end with one. Raises `InvalidRecord`, `NotOnHost`, `OSError`.
+    the file does not end with one. Raises `InvalidRecord` if the file cannot be decompressed or a line is too long,
+    `NotOnHost` if the file is missing or shorter than planned on this machine, and `OSError`.
     """
     file_range.check_here()
     with _open(file_range.path) as file:

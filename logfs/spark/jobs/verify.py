@@ -62,7 +62,7 @@ def verify(
     note. A segment that is in the log but missing on a task's machine is reported as an error that names the host.
     `topics` limits the audit to these topics. `progress` is called with (bytes of logs done, total bytes). Blocks
     until the job has ended. Raises the errors of opening a store read-only and of `audit_subjects`, and `JobFailed`
-    if a segment cannot be read for another reason.
+    if a segment exists on the machine of its task, but cannot be read.
     """
     with opened(paths, topics) as store:
         findings = list(check_log_dir_files(store))
@@ -133,7 +133,8 @@ class AuditSubject:
     """A segment to audit in another process. It can be pickled.
 
     `epochs` has (leader epoch, start offset) of each leader epoch of the log, in order. `trusts_indexes` tells
-    whether the indexes must agree with the log. `live` tells whether another process may write to the log directory.
+    whether a difference between an index and the .log file is an error. `live` tells whether another process has the
+    log directory open for writing.
     """
 
     segment: SegmentDescriptor
@@ -188,7 +189,10 @@ def _of_missing(missing: UnreadableSegment, *, is_error: bool) -> Finding:
 
 
 def audit_subjects(store: Store, partition: Log) -> list[AuditSubject]:
-    """Return an `AuditSubject` for each segment of a partition, in order. Raises `Gone`, `OSError`."""
+    """Return an `AuditSubject` for each segment of a partition, in order.
+
+    Raises `Gone` or `FileNotFoundError` if files leave the log during each of several attempts, and `OSError`.
+    """
     epochs, start = tuple(partition.epochs.entries), partition.log_start_offset
     live = store.registry.homes[partition.name.directory].live
     return [

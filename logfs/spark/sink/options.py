@@ -31,9 +31,9 @@ _IGNORED = ("offset", "timestampType")
 class WriteOptions:
     """The options of a write. `topic` is the topic of all records; None if the column `topic` has the topics.
 
-    `transaction` has the options txnAppId and txnVersion, or is None if they are not given. Of several writes with
-    the same values, only the first has an effect. `create_partitions` is the number of partitions with which `topic`
-    is created if it is missing; None if a missing topic is an error.
+    `transaction` has the options txnAppId and txnVersion, or is None if they are not given. A write has no effect if
+    a write with the same txnAppId and the same or a higher txnVersion was done before. `create_partitions` is the
+    number of partitions with which `topic` is created if it is missing; None if a missing topic is an error.
     """
 
     paths: tuple[str, ...]

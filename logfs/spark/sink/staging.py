@@ -80,8 +80,8 @@ class StagingTask:
     def stage(self, batches: Iterable[pa.RecordBatch]) -> list[StagedFile]:
         """Stage all rows and return the staged files, which are durable. If that fails, the files are removed.
 
-        Raises `ValueError` for rows that Kafka's sink refuses, `UnknownPartition`, `RecordTooLarge`, `InvalidRecord`
-        and `OSError`.
+        Raises `ValueError` for rows that Kafka's sink refuses, `UnknownPartition` for a topic or partition that does
+        not exist, `RecordTooLarge`, `InvalidRecord` for a timestamp below -1 ms, and `OSError`.
         """
         try:
             for chunk in _chunks(batches, self._chunk_bytes):
@@ -136,7 +136,8 @@ class StagingTask:
         """Return the partition number for each row of a topic; `of_topic` are the indexes of these rows.
 
         The number is taken from the column `partition`. If this is null or missing, the hash of the key selects the
-        partition. Rows without a key are distributed over the partitions. Raises `UnknownPartition`.
+        partition. Rows without a key are distributed over the partitions. Raises `UnknownPartition` if the topic has
+        no partition, or not the one in the column.
         """
         known = self._partitions.get(topic)
         if not known:

@@ -149,8 +149,7 @@ class BatchWriter(_Sink, DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         """In a task: write the rows of the task to staged files, and return the commit message.
 
-        Raises `ValueError` for rows that Kafka's sink refuses, `NotOnHost` if this machine lacks the planned
-        partitions, `UnknownPartition`, `RecordTooLarge`, `InvalidRecord`, and `OSError`.
+        Raises `NotOnHost` if this machine lacks the planned partitions, and the errors of `StagingTask.stage`.
         """
         return self._stage(iterator, *self._id)
 
@@ -177,9 +176,8 @@ class StreamWriter(_Sink, DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         """In a task: write the rows of the task to staged files, and return the commit message.
 
-        Raises `RuntimeError` outside of a streaming query, `ValueError` for rows that Kafka's sink refuses,
-        `NotOnHost` if this machine lacks the planned partitions, `UnknownPartition`, `RecordTooLarge`,
-        `InvalidRecord`, and `OSError`.
+        Raises `RuntimeError` outside of a streaming query, `NotOnHost` if this machine lacks the planned partitions,
+        and the errors of `StagingTask.stage`.
         """
         context = TaskContext.get()
         query = context.getLocalProperty(_QUERY_ID) if context is not None else None
