@@ -21,7 +21,7 @@ def run(arguments: argparse.Namespace) -> int:
     For each partition, print until when `logfs undelete` can bring it back. After that time, the files
     are removed by a mount in the background, or when the store is next opened for writing.
     """
-    from logfs.format.base.times import format_time
+    from logfs.format.base.quantities import format_time
     from logfs.store.admin.requests import Delete
 
     wanted = target(arguments.target)

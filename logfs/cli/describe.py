@@ -117,7 +117,7 @@ def _broker_id(store: Store) -> int:
 
 
 def _print_table(store: Store, is_chosen: Callable[[TopicPartition], bool]) -> None:
-    from logfs.format.base.times import format_time
+    from logfs.format.base.quantities import format_time
 
     chosen = [name for name in store if is_chosen(store[name].name)]
     # For a tiered log, LOCAL is the size of the part in the log directory; SIZE includes the object store.

@@ -6,7 +6,7 @@ import re
 from datetime import UTC, datetime
 
 from logfs.errors import InvalidName
-from logfs.format.base.times import parse_time
+from logfs.format.base.quantities import parse_time
 
 _DIGIT = re.compile(r"[0-9]")
 # Texts that begin like ISO 8601, or are numbers. They are never passed to dateparser: it would guess a time even for

@@ -7,6 +7,7 @@ from json import dumps
 from typing import TYPE_CHECKING, Any
 
 from logfs.cli.common import path_argument
+from logfs.format.base.quantities import format_duration
 
 if TYPE_CHECKING:
     import argparse
@@ -79,7 +80,7 @@ def _print(source: Source, *, json: bool) -> int:
     dirs = ", ".join(status["log_dirs"])
     print(f"  log dirs    {dirs}{' (read-only)' if status['read_only'] else ''}")
     if is_mount:
-        print(f"  up          {status['uptime_ms'] / 1000:.0f} s")
+        print(f"  up          {format_duration(status['uptime_ms'])}")
         print(f"  errors      {status['errors']} (see {os.path.join(path, '.logfs/errors')})")
     waiting = f", {status['unloaded']} not loaded yet" if status["unloaded"] else ""
     print(f"  partitions  {status['partitions']}{waiting}")
@@ -105,7 +106,7 @@ def _print_upkeep(status: Mapping[str, Any]) -> None:
         print(f"  doing       {text}")
     now_ms = status["now_ms"]
     due = ", ".join(
-        f"{task} in {max(due_ms - now_ms, 0) / 1000:.0f} s"
+        f"{task} in {format_duration(max(due_ms - now_ms, 0))}"
         for task, due_ms in upkeep["next_due_ms"].items()
     )
     print(f"  upkeep      {'paused' if upkeep['paused'] else due}")
@@ -114,10 +115,10 @@ def _print_upkeep(status: Mapping[str, Any]) -> None:
     for name, done in upkeep["last_retention"].items():
         print(
             f"  retention   {name}: {done['segments']} segments, {done['bytes']} bytes dropped "
-            f"{(now_ms - done['when_ms']) / 1000:.0f} s ago"
+            f"{format_duration(now_ms - done['when_ms'])} ago"
         )
     for name, done in upkeep["last_cleaning"].items():
         print(
             f"  compaction  {name}: {done['bytes_before']} bytes became {done['bytes_after']} "
-            f"{(now_ms - done['when_ms']) / 1000:.0f} s ago, in {done['seconds']:.1f} s"
+            f"{format_duration(now_ms - done['when_ms'])} ago, in {format_duration(done['seconds'] * 1000)}"
         )

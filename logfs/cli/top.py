@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from logfs.cli.common import add_json, path_argument, print_json, table_lines
 from logfs.cli.watch import source
 from logfs.errors import InvalidSetting
+from logfs.format.base.quantities import format_size
 
 if TYPE_CHECKING:
     import argparse
@@ -212,8 +213,8 @@ def table(
         *(
             (
                 row.name,
-                _size(row.size),
-                "-" if row.remote is None else _size(row.remote),
+                format_size(row.size),
+                "-" if row.remote is None else format_size(row.remote),
                 f"{row.segments:.0f}",
                 f"{row.start:.0f}",
                 f"{row.end:.0f}",
@@ -251,18 +252,9 @@ def _optional(value: float | None, form: str) -> str:
     return "-" if value is None else form.format(value)
 
 
-def _size(size: float) -> str:
-    """Return a number of bytes as text, such as `1.5M`; each unit is 1024 times the one before."""
-    for unit in ("B", "K", "M", "G"):
-        if size < 1000:
-            return f"{size:.0f}{unit}" if unit == "B" or size >= 100 else f"{size:.1f}{unit}"
-        size /= 1024
-    return f"{size:.1f}T"
-
-
 def _summary(watched: Source, look: StoreSnapshot, found: Sequence[Row]) -> str:
     status = look.status
-    text = f"{watched.name}: {status['partitions']} partitions, {_size(sum(row.size for row in found))}"
+    text = f"{watched.name}: {status['partitions']} partitions, {format_size(sum(row.size for row in found))}"
     rate = sum(row.bytes_in or 0 for row in found) / 1e6
     text += f", {sum(row.records or 0 for row in found):.0f} records/s, {rate:.2f} MB/s in"
     if status["unloaded"]:

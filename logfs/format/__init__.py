@@ -11,7 +11,7 @@ Each folder imports only from those below it in this list:
 - `messages`: Kafka's generated messages, group records, control records.
 - `batches`: records, columns of records, compression, record batches and the older message formats.
 - `kernels`: the compiled loops over batches, keys and the text of records.
-- `base`: variable-length integers, times, file and directory names.
+- `base`: variable-length integers, quantities as text, file and directory names.
 
 The module `kernel_warmup`, which may import from all folders, compiles the kernels before their first use.
 docs/kafka-storage.md describes Kafka's formats, docs/format.md those of logfs. Begin with `batches.batch`.

@@ -28,7 +28,7 @@ from logfs.errors import (
     UnknownPartition,
     Unsupported,
 )
-from logfs.format.base.times import format_time
+from logfs.format.base.quantities import format_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import Unsupported
+from logfs.format.base.quantities import (
+    format_count,
+    format_duration,
+    format_size,
+    format_time,
+)
 from logfs.store.observe.check import Severity
 
 if TYPE_CHECKING:
@@ -18,7 +23,6 @@ if TYPE_CHECKING:
 _MOST_ROWS = 200
 _MOST_TOPICS = 40
 _MOST_FINDINGS = 500
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 # The size of a chart of records over time, in SVG units.
 _WIDTH, _HEIGHT = 720, 96
 
@@ -63,10 +67,10 @@ def render(report: ReportContents, version: str) -> str:
         undefined=jinja2.StrictUndefined,
     )
     environment.filters |= {
-        "size": _size,
-        "number": _number,
-        "time": _time,
-        "span": _span,
+        "size": format_size,
+        "number": format_count,
+        "time": format_time,
+        "span": format_duration,
         "printable": _printable,
     }
     by_size = sorted(report.partitions, key=lambda each: (-each.size_bytes, each.name))
@@ -84,7 +88,7 @@ def render(report: ReportContents, version: str) -> str:
         topics=len({each.topic for each in report.partitions}),
         width=_WIDTH,
         height=_HEIGHT,
-        bucket=_span(report.bucket_ms),
+        bucket=format_duration(report.bucket_ms),
         total_bytes=sum(each.size_bytes for each in by_size),
         records=sum(sum(each.values()) for each in report.times.values()),
         largest=max([each.size_bytes for each in by_size], default=0) or 1,
@@ -121,7 +125,7 @@ def _drawing(title: str, times: Counter[int], first: int, last: int, bucket_ms: 
     bars = []
     for time, count in known.items():
         height = max(_HEIGHT * count / most, 1.0)
-        text = f"{_time(time)}: {_number(count)} records"
+        text = f"{format_time(time)}: {format_count(count)} records"
         x = (time - first) // bucket_ms * step
         bars.append(
             Bar(
@@ -135,48 +139,12 @@ def _drawing(title: str, times: Counter[int], first: int, last: int, bucket_ms: 
     return Drawing(
         title,
         bars,
-        _time(first),
-        _time(last + bucket_ms),
-        _number(most),
-        _number(sum(times.values())),
-        _number(outside) if outside else "",
+        format_time(first),
+        format_time(last + bucket_ms),
+        format_count(most),
+        format_count(sum(times.values())),
+        format_count(outside) if outside else "",
     )
-
-
-def _size(count: float) -> str:
-    """Return a number of bytes as text with a unit, such as "1.5 MiB"."""
-    for unit in _UNITS:
-        if count < 1024 or unit == _UNITS[-1]:
-            break
-        count /= 1024
-    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-
-
-def _number(count: int) -> str:
-    return f"{count:,}"
-
-
-def _time(ms: int) -> str:
-    """Return a time (ms) as text in UTC, or a dash if it is negative (unknown) or after the year 9999."""
-    try:
-        return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M:%S}" if ms >= 0 else "–"
-    except (ValueError, OverflowError, OSError):
-        return "–"
-
-
-def _span(ms: int) -> str:
-    """Return a duration (ms) as text in the largest fitting unit, or a dash if it is negative."""
-    if ms < 0:
-        return "–"
-    for name, unit in (
-        ("d", timedelta(days=1)),
-        ("h", timedelta(hours=1)),
-        ("min", timedelta(minutes=1)),
-    ):
-        number = ms / (unit.total_seconds() * 1000)
-        if number >= 1:
-            return f"{number:.3g} {name}" if number < 1000 else f"{number:,.0f} {name}"
-    return f"{ms / 1000:.3g} s"
 
 
 def _printable(text: object) -> str:

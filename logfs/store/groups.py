@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from logfs.errors import Corrupt, InvalidName, InvalidRecord, NotWritable, Unsupported
 from logfs.format.base import names
 from logfs.format.base.names import TopicPartition
-from logfs.format.base.times import parse_time
+from logfs.format.base.quantities import parse_time
 from logfs.format.batches.record import Record
 from logfs.format.messages import group_record
 from logfs.format.messages.control import ControlType, parse_control_key

@@ -281,9 +281,9 @@ def test_status_shows_the_last_and_the_next_upkeep(mount: Mount) -> None:
     assert status["last_retention"]["log_start_offset"] == 50
     assert status["next_due_ms"]["retention"] > status["last_retention"]["when_ms"] - 60_000
     text = ok("status", mount.path)
-    assert re.search(r"compaction  keys-0: \d+ bytes became \d+ \d+ s ago, in \d+\.\d s", text)
-    assert re.search(r"retention   keys-0: 1 segments, \d+ bytes dropped \d+ s ago", text)
-    assert re.search(r"upkeep      checkpoint in \d+ s|upkeep      producers in \d+ s", text)
+    assert re.search(r"compaction  keys-0: \d+ bytes became \d+ [\d.]+ s ago, in [\d.]+ s", text)
+    assert re.search(r"retention   keys-0: 1 segments, \d+ bytes dropped [\d.]+ s ago", text)
+    assert re.search(r"upkeep      (checkpoint|producers) in [\d.]+ (s|min)", text)
     (mount.path / ".logfs/ctl").write_text("pause")
     assert "upkeep      paused" in ok("status", mount.path)
     assert orjson.loads((keys / "status.json").read_bytes())["next_due_ms"] == {}

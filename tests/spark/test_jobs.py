@@ -354,7 +354,7 @@ def test_stats_can_be_plotted(spark: SparkSession, hundred: Path, tmp_path: Path
     plot(found, tmp_path / "picture.png")
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
     plot(found, tmp_path / "picture.svg")
-    assert "records per" in (tmp_path / "picture.svg").read_text()
+    assert "records in" in (tmp_path / "picture.svg").read_text()
     with pytest.raises(LogfsError, match=r"picture\.nonsense"):
         plot(found, tmp_path / "picture.nonsense")
     with pytest.raises(InvalidSetting, match="give at least 1"):

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from logfs.errors import InvalidName
-from logfs.format.base.times import format_time
+from logfs.format.base.quantities import format_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from logfs.format.base.times import parse_time
+from logfs.format.base.quantities import parse_time
 from logfs.mount.nodes.base import Context, Node, SymlinkNode
 from logfs.mount.nodes.folder import PartitionFolder
 from logfs.mount.nodes.offsets import first_offsets

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from logfs.errors import LogfsError
+from logfs.format.base.quantities import format_duration
 
 if TYPE_CHECKING:
     import os
@@ -20,7 +21,6 @@ FORMATS = (".png", ".svg", ".pdf")
 _MOST_TOPICS = 8
 # The midnight after 9999-12-31, the last day that `datetime` can represent.
 _END_MS = 253_402_300_800_000
-_UNITS = ((86_400_000, "day"), (3_600_000, "hour"), (60_000, "minute"), (1000, "second"))
 
 
 def plot(found: Stats, path: str | os.PathLike[str]) -> None:
@@ -71,7 +71,7 @@ def _draw_times(axes: Axes, found: Stats, topics: list[TopicStats]) -> None:
             label=each.topic,
         )
         heights = [below + more for below, more in zip(heights, records, strict=True)]
-    axes.set_ylabel(f"records per {_duration(found.bucket_ms)}")
+    axes.set_ylabel(f"records in {format_duration(found.bucket_ms)}")
     axes.set_xlabel("time (UTC)")
 
 
@@ -89,12 +89,3 @@ def _draw_bytes(axes: Axes, topics: list[TopicStats]) -> None:
     axes.set_yticks(rows, names)
     axes.invert_yaxis()
     axes.set_xlabel("MiB of .log")
-
-
-def _duration(ms: int) -> str:
-    """Return a length of time in words, such as "minute" or "10 minutes"."""
-    for unit_ms, name in _UNITS:
-        if ms % unit_ms == 0:
-            number = ms // unit_ms
-            return name if number == 1 else f"{number} {name}s"
-    return f"{ms} ms"

@@ -22,7 +22,7 @@ from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import LogfsError
-from logfs.format.base.times import format_time
+from logfs.format.base.quantities import format_time
 from logfs.log.segment.batch_iterator import Damage
 from logfs.setting import LONG_MAX
 from logfs.store.directory.log_dir import FirstError

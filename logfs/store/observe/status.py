@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from logfs.errors import LogfsError
+from logfs.format.base.quantities import format_duration
 from logfs.store.maintenance.schedule import PAUSABLE
 from logfs.store.maintenance.upkeep import key_index_progress
 
@@ -137,8 +138,8 @@ def upkeep_text(store: Store) -> str:
         if store.registry.is_paused and task in PAUSABLE:
             lines.append(f"{task.value}: paused")
         else:
-            seconds = max(due_ms - store.clock(), 0) / 1000
-            lines.append(f"{task.value}: due in {seconds:.0f} s")
+            wait_ms = max(due_ms - store.clock(), 0)
+            lines.append(f"{task.value}: due in {format_duration(wait_ms)}")
     for task, name in (*scheduler.backoff, *store.remote_log_manager.backoff):
         lines.append(f"{task.value}{' of ' if name else ''}{name} has failed and will be retried")
     if store.tiered.owner.refusal:

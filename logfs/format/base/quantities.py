@@ -1,4 +1,4 @@
-"""Times as text, for people and for file names."""
+"""Times, durations, sizes and counts as text, for people and for file names."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ _MILLISECONDS = re.compile(r"0|[1-9][0-9]{0,18}")
 _DATE = re.compile(r"[0-9]{4}-?[0-9]{2}-?[0-9]{2}.*|[0-9]{4}-W.*")
 _MOST_MS = (1 << 63) - 1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_SIZE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_TIME_UNITS_MS = {"d": 86_400_000, "h": 3_600_000, "min": 60_000}
 
 
 def parse_time(text: str) -> int | None:
@@ -44,3 +46,32 @@ def format_time(timestamp: int) -> str:
         return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{ms:03d}Z"
     except (OverflowError, ValueError, OSError):
         return str(timestamp)
+
+
+def format_duration(ms: float) -> str:
+    """Return a duration in ms as text in the largest unit that fits, such as "1.5 h", or `-` if it is negative."""
+    if ms < 0:
+        return "-"
+    unit, unit_ms = next(
+        ((unit, size) for unit, size in _TIME_UNITS_MS.items() if ms >= size), ("s", 1000)
+    )
+    count = ms / unit_ms
+    return f"{count:.3g} {unit}" if count < 999.5 else f"{count:,.0f} {unit}"
+
+
+def format_size(size: float) -> str:
+    """Return a number of bytes as text, such as "1.5 MiB"; each unit is 1024 times the one before."""
+    unit = 0
+    while size >= 1000 and unit < len(_SIZE_UNITS) - 1:
+        size /= 1024
+        unit += 1
+    return (
+        f"{size:.1f} {_SIZE_UNITS[unit]}"
+        if unit and size < 100
+        else f"{size:.0f} {_SIZE_UNITS[unit]}"
+    )
+
+
+def format_count(count: int) -> str:
+    """Return a number with a comma before each group of three digits."""
+    return f"{count:,}"
