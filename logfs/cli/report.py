@@ -61,7 +61,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _replace(path: Path, page: str) -> None:
-    """Replace a file atomically, and keep its mode. After an error, such as a full disk, the old page remains."""
+    """Replace a file atomically, and keep its mode. After an error, such as a full disk, the old page remains.
+
+    A new file gets the usual mode, so that a web server can read it. (`Disk.replacing` makes files for their owner.)
+    """
     temporary = path.with_name(f"{path.name}.tmp")
     try:
         temporary.write_text(page, encoding="utf-8")

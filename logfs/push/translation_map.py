@@ -25,13 +25,14 @@ import errno
 import fcntl
 import os
 from bisect import bisect_right
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import ClusterError
 from logfs.format.base import names
 from logfs.format.base.crc import crc32c
+from logfs.log.disk.disk import Disk
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -77,6 +78,7 @@ class TranslationMap:
         not for the cluster with the id `cluster_id`.
         """
         self._path = path
+        self._disk = Disk()
         self._first_line = f"# cluster {cluster_id}"
         # The runs by (topic, local partition, partition in the cluster), each list in the order of the offsets.
         self._runs: dict[tuple[str, int, int], list[Run]] = {}
@@ -85,8 +87,10 @@ class TranslationMap:
         self._check = ""
         if not path.parent.is_dir():
             raise FileNotFoundError(errno.ENOENT, "no such directory", str(path.parent))
-        self._lock_path = path.with_name(f"{path.name}.lock")
-        self._lock = self._locked()
+        try:
+            self._lock = self._disk.open_locked(path.with_name(f"{path.name}.lock"), _lock)
+        except BlockingIOError:
+            raise ClusterError(f"{path}: another push uses this map; wait for its end") from None
         try:
             if path.exists():
                 self._read()
@@ -99,29 +103,8 @@ class TranslationMap:
 
     def close(self) -> None:
         """Release the lock, so that another push can use the map."""
-        self._lock_path.unlink(missing_ok=True)
-        os.close(self._lock)
-
-    def _locked(self) -> int:
-        """Lock the map, and return the descriptor of the lock file.
-
-        Raises `ClusterError` if another push has the lock.
-        """
-        while True:
-            lock = os.open(self._lock_path, os.O_CREAT | os.O_RDWR, 0o644)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # If another push has removed the file between `open` and `flock`, create and lock a new file instead.
-                if os.path.samestat(os.fstat(lock), os.stat(self._lock_path)):
-                    return lock
-            except FileNotFoundError:
-                pass
-            except BlockingIOError:
-                os.close(lock)
-                raise ClusterError(
-                    f"{self._path}: another push uses this map; wait for its end"
-                ) from None
-            os.close(lock)
+        self._disk.unlink(self._lock.path)
+        self._lock.close()
 
     def _read(self) -> None:
         if not self._path.is_file():
@@ -188,23 +171,8 @@ class TranslationMap:
         runs = sorted((run for some in self._runs.values() for run in some), key=_place_there)
         self._check = ""
         content = [f"{self._first_line}\n", f"{_HEADING}\n", *self._lines(runs, set())]
-        temporary = self._path.with_name(f"{self._path.name}.tmp")
-        try:
-            with self._naming_path(), temporary.open("w") as file:
-                file.writelines(content)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(self._path)
-        except OSError:
-            # The disk may be full: free the space of the unfinished file.
-            with suppress(OSError):
-                temporary.unlink()
-            raise
-        directory = os.open(self._path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        with self._naming_path():
+            self._disk.replace_file(self._path, "".join(content).encode())
         self._is_whole = True
 
     @contextmanager
@@ -387,6 +355,10 @@ def runs_of(topic: str, places: Iterable[tuple[int, int]], there: int, to_offset
 def _check(before: str, text: str) -> str:
     """Return the checksum of a line: the CRC-32C, in hex, of the previous line's checksum `before` and of `text`."""
     return f"{crc32c((before + text).encode()):08x}"
+
+
+def _lock(fd: int) -> None:
+    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _place_there(run: Run) -> tuple[str, int, int]:

@@ -72,8 +72,7 @@ class VolumeTable:
             for name, each in volumes.items()
         }
         data = orjson.dumps(content, option=orjson.OPT_INDENT_2)
-        self._disk.put_file(self._path, data, sync=True)
-        self._disk.sync_directory(self._path.parent)
+        self._disk.replace_file(self._path, data)
         self._volumes = volumes
 
 

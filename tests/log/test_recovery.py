@@ -366,7 +366,7 @@ def test_a_checked_disk_has_all_methods_of_a_disk() -> None:
     own = {name for name in vars(CheckedDisk) if not name.startswith("_")}
     own |= {"hold", "writable", "is_remote", "failure", "read_only"}
     # These call other methods of the `CheckedDisk`.
-    own |= {"replacing"}
+    own |= {"replacing", "open_locked", "is_in_place"}
     public = {name for name in vars(Disk) if not name.startswith("_")}
     assert public <= own
 

@@ -190,7 +190,7 @@ class Disk:
         self._set_loop_thread(threading.get_ident())
 
     def allow_blocking(self) -> None:
-        """Undo `forbid_blocking`: a `read` waits for the disk again in every thread."""
+        """Undo `forbid_blocking`: from now on a `read` may wait for the disk in any thread."""
         self._set_loop_thread(-1)
 
     def share_blocking(self, other: Disk) -> None:
@@ -264,6 +264,32 @@ class Disk:
             os.close(fd)
             raise OSError(errno.EINVAL, "is not a regular file", str(path))
         return File(path, fd)
+
+    def open_locked(self, path: Path, lock: Callable[[int], object]) -> File:
+        """Open a file for writing, creating it if it is missing, and lock it by `lock`, which gets its descriptor.
+
+        If another process removes or replaces the file before it is locked, the file that is there then is opened and
+        locked instead: a lock on a removed file excludes no process. Raises the errors of `lock`.
+        """
+        while True:
+            file = self.open(path, write=True, create=True)
+            try:
+                lock(file.fd)
+                if self.is_in_place(file):
+                    return file
+            except BaseException:
+                file.close()
+                raise
+            file.close()
+
+    def is_in_place(self, file: File) -> bool:
+        """Whether the path by which a file was opened still names this file."""
+        opened = self.stat_file(file)
+        try:
+            named = self.stat(file.path)
+        except FileNotFoundError:
+            return False
+        return (named.device, named.identity) == (opened.device, opened.identity)
 
     def read(self, file: File, position: int, size: int) -> memoryview:
         """Return the bytes [position, position + size) of a file, fewer only at its end."""

@@ -18,11 +18,10 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
-import os
 import shutil
 import time
 import uuid
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,6 +34,7 @@ from logfs.spark.topics import from_json
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from logfs.log.disk.disk import File
     from logfs.spark.jobs.export_files import WrittenFile
     from logfs.spark.options import Selection
     from logfs.spark.topics import OffsetsJson
@@ -130,40 +130,29 @@ def _locked(path: Path, *, wait: bool = False) -> Iterator[bool]:
     unlocked. If another process has the lock, yield False, and leave the file in place. If `wait` is true, wait for
     the lock instead, and yield True.
     """
-    while True:
-        fd = _open_lock(path)
+    file = _lock(path, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    if file is None:
+        yield False
+        return
+    with closing(file):
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            os.close(fd)
-            yield False
-            return
-        except BaseException:
-            os.close(fd)
-            raise
-        if os.fstat(fd).st_nlink:
-            break
-        # The process that held the lock before has removed this file. Create and lock a new file.
-        os.close(fd)
-    try:
-        yield True
-    finally:
-        try:
-            path.unlink(missing_ok=True)
+            yield True
         finally:
-            os.close(fd)
+            path.unlink(missing_ok=True)
 
 
-def _open_lock(path: Path) -> int:
-    attempts = _ATTEMPTS
-    while True:
+def _lock(path: Path, operation: int) -> File | None:
+    """Create a file and its directory, and lock the file by `flock`. Return None if another process has the lock."""
+    for left in reversed(range(_ATTEMPTS)):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            return Disk().open_locked(path, lambda fd: fcntl.flock(fd, operation))
+        except BlockingIOError:
+            return None
         except (FileNotFoundError, FileExistsError):
-            attempts -= 1
-            if not attempts:
+            if not left:
                 raise
+    raise AssertionError("unreachable")
 
 
 def _complete_killed(target: Path) -> None:

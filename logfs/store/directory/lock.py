@@ -21,7 +21,7 @@ from logfs.locks import Level, make_lock
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from logfs.log.disk.disk import Disk, File
+    from logfs.log.disk.disk import Disk
     from logfs.store.directory.log_dir import LogDir
 
 logger = logging.getLogger(__name__)
@@ -46,60 +46,47 @@ class Lock:
     def __init__(self, disk: Disk, log_dir: Path) -> None:
         """Take the lock without waiting. Raises `StoreLocked`, which names the process that holds the lock."""
         self._disk = disk
-        self._path = log_dir / FILE_NAME
+        path = log_dir / FILE_NAME
+
+        def lock(fd: int) -> None:
+            try:
+                fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno not in (errno.EACCES, errno.EAGAIN):
+                    raise
+                holder = _holder(fd)
+                mounted = None if holder is None else mountpoint(disk, log_dir, holder)
+                advice = "stop it, or open the directory read-only"
+                if mounted is not None:
+                    advice = f"it is mounted at {mounted}: use the files there, or unmount it first"
+                raise StoreLocked(f"{log_dir}: in use by {_describe(holder)}; {advice}") from None
+
         with _taking:
-            while not self._take(log_dir):
-                # The previous holder removed the file after it was opened here. A lock on a removed file excludes
-                # no other process, so try again.
-                pass
-
-    def _take(self, log_dir: Path) -> bool:
-        """Lock the `.lock` file. Return False if the file was removed or replaced before it was locked.
-
-        Raises `StoreLocked` if another process, or another store of this process, has locked the file.
-        """
-        disk = self._disk
-        if _identity(disk, self._path) in _held:
-            raise StoreLocked(f"{log_dir}: in use by this process; close the other store first")
-        self._file: File = disk.open(self._path, write=True, create=True)
-        try:
-            fcntl.lockf(self._file.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            holder = _holder(self._file.fd)
-            self._file.close()
-            if error.errno not in (errno.EACCES, errno.EAGAIN):
-                raise
-            mounted = None if holder is None else mountpoint(disk, log_dir, holder)
-            advice = "stop it, or open the directory read-only"
-            if mounted is not None:
-                advice = f"it is mounted at {mounted}: use the files there, or unmount it first"
-            raise StoreLocked(f"{log_dir}: in use by {_describe(holder)}; {advice}") from None
-        found = disk.stat_file(self._file)
-        self.identity = found.device, found.identity
-        if not self.is_in_place():
-            self._file.close()
-            return False
-        _held[self.identity] = self
-        return True
+            if _identity(disk, path) in _held:
+                raise StoreLocked(f"{log_dir}: in use by this process; close the other store first")
+            self._file = disk.open_locked(path, lock)
+            found = disk.stat_file(self._file)
+            self._identity = found.device, found.identity
+            _held[self._identity] = self
 
     def release(self) -> None:
         """Remove the lock file, as a broker does, unless another file has replaced it; then release the lock."""
         try:
             if self.is_in_place():
-                self._disk.unlink(self._path)
+                self._disk.unlink(self._file.path)
         except OSError as error:
             # Closing the descriptor below releases the lock, even if the file remains.
-            logger.warning("%s: the lock file could not be removed: %s", self._path, error)
+            logger.warning("%s: the lock file could not be removed: %s", self._file.path, error)
         finally:
             # Hold `_taking`: if the file was not removed, another thread of this process could lock it before the
             # close, which would release that lock, too.
             with _taking:
-                _held.pop(self.identity, None)
+                _held.pop(self._identity, None)
                 self._file.close()
 
     def is_in_place(self) -> bool:
         """Whether `.lock` in the log directory is still the file that was locked."""
-        return _identity(self._disk, self._path) == self.identity
+        return self._disk.is_in_place(self._file)
 
 
 # The locks that this process holds, by device and inode of the file. A POSIX record lock belongs to a process: the
@@ -131,21 +118,15 @@ class Turn:
     def __init__(self, disk: Disk, directory: Path) -> None:
         """Wait until no other process has the turn for the partition in `directory`, then take the turn."""
         self._disk = disk
-        self._path = directory / TURN_NAME
-        while True:
-            self._file: File = disk.open(self._path, write=True, create=True)
-            fcntl.lockf(self._file.fd, fcntl.LOCK_EX)
-            found = disk.stat_file(self._file)
-            if _identity(disk, self._path) == (found.device, found.identity):
-                break
-            # The process that had the turn has removed the file that is locked now: open and lock a new file.
-            self._file.close()
-        self.was_left_behind = found.size_bytes > 0
+        self._file = disk.open_locked(
+            directory / TURN_NAME, lambda fd: fcntl.lockf(fd, fcntl.LOCK_EX)
+        )
+        self.was_left_behind = disk.size(self._file) > 0
         disk.write(self._file, 0, b"%d\n" % os.getpid())
 
     def release(self) -> None:
         """End the turn after the work is done, so that the next process can take it."""
-        self._disk.unlink(self._path)
+        self._disk.unlink(self._file.path)
         self._file.close()
 
 
