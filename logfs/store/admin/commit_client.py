@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING
 
 from logfs.format.base import names
 from logfs.store.admin import client
-from logfs.store.admin.client import NO_MOUNT, NoAnswer, call_with_retries, paths_of
-from logfs.store.admin.requests import Commit, Discard
+from logfs.store.admin.client import paths_of
+from logfs.store.admin.requests import Commit, CreateMissing, Discard
 from logfs.store.directory.recognition import check_log_dirs
 from logfs.store.staged_commits import Committed
-from logfs.store.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from logfs.format.files.commit_file import StagedFile
     from logfs.store.admin.client import LogDirs
@@ -63,27 +61,10 @@ def create(log_dirs: LogDirs, partitions: Sequence[str], *, seconds: float = 60.
     """Create those of `partitions` that do not exist yet.
 
     Each log directory must exist, but may be empty. Waits up to `seconds` while another process holds the
-    directories. Raises `InvalidName`, and the errors of `Store` and of `Store.create`. If the directories are
-    mounted, an error of `Store.create` becomes an `OSError`.
+    directories. Raises `InvalidName`, and the errors of `Store` and of `Store.create`.
     """
     for name in partitions:
         names.parse_directory(name)
-
-    def directly(paths: Sequence[Path]) -> None:
-        with Store(paths, only=frozenset(partitions).__contains__, create=False) as store:
-            for name in partitions:
-                if name not in store.registry.homes:
-                    store.create(name)
-
-    def through(mounted: Path) -> None:
-        for name in partitions:
-            try:
-                (mounted / name).mkdir(exist_ok=True)
-            except OSError as error:
-                if error.errno in NO_MOUNT:
-                    raise NoAnswer(error) from None
-                raise
-
     if partitions:
         check_log_dirs(paths_of(log_dirs), may_be_empty=True)
-        call_with_retries(log_dirs, directly, through, seconds)
+        client.call(log_dirs, CreateMissing([*partitions]), seconds=seconds)

@@ -103,6 +103,21 @@ class Create(PartitionRequest, operation="create"):
 
 
 @dataclass(frozen=True)
+class CreateMissing(Request, operation="create-missing"):
+    """Create those of `partitions` that do not exist yet. The answer has the `directories` of those created."""
+
+    is_repeatable = True
+    partitions: list[str]
+
+    def loads(self) -> Only | None:
+        return frozenset(self.partitions).__contains__
+
+    def run(self, store: Store, report: Report) -> Answer:
+        missing = [name for name in self.partitions if name not in store.registry.homes]
+        return {"directories": [str(store.create(name).directory) for name in missing]}
+
+
+@dataclass(frozen=True)
 class CreateTopic(Request, operation="create-topic"):
     """Create a topic with the partitions 0 to `partitions` - 1, or add those that an existing topic lacks.
 
