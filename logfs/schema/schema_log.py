@@ -12,13 +12,15 @@ import orjson
 from logfs.errors import SchemasUnavailable
 from logfs.schema.schemas import AVRO, Schema, parse_references
 from logfs.store.directory import recognition
-from logfs.store.internal_topic import batches_past_damage
+from logfs.store.internal_topic import Replay
 from logfs.store.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from logfs.format.batches.batch import Batch
     from logfs.format.batches.record import Record
+    from logfs.log.read.log import Log
 
 PARTITION = "_schemas-0"
 
@@ -29,6 +31,47 @@ class _Entry(NamedTuple):
     kind: str
     text: str
     references: Sequence[tuple[str, str, int]]
+
+
+class _Schemas(Replay):
+    """The schemas in the partition: `by_id`, and `by_version`, whose keys are (subject, version)."""
+
+    def __init__(self, log: Log, what: str) -> None:
+        super().__init__(log, what)
+        self.by_id: dict[int, _Entry] = {}
+        self.by_version: dict[tuple[str, int], _Entry] = {}
+
+    def forget(self) -> None:
+        self.by_id.clear()
+        self.by_version.clear()
+
+    def apply(self, batch: Batch) -> None:
+        if not batch.header.is_control:
+            for record in batch.records():
+                self._apply_record(record)
+
+    def _apply_record(self, record: Record) -> None:
+        """Keep the schema in a record, even one that is marked as deleted: older values may be written with it."""
+        try:
+            key, value = orjson.loads(record.key or b""), orjson.loads(record.value or b"")
+            if key["keytype"] != "SCHEMA":
+                return
+            number, where, entry = _parse(value)
+        except (ValueError, KeyError, TypeError):
+            return
+        self.by_id[number] = self.by_version[where] = entry
+
+    def references(self, entry: _Entry) -> dict[str, str]:
+        """Return, by name, the text of each schema that `entry` refers to, directly or indirectly."""
+        texts: dict[str, str] = {}
+        pending = [entry]
+        while pending:
+            for name, subject, version in pending.pop().references:
+                referred = self.by_version.get((subject, version))
+                if referred is not None and name not in texts:
+                    texts[name] = referred.text
+                    pending.append(referred)
+        return texts
 
 
 class SchemaLog:
@@ -47,60 +90,26 @@ class SchemaLog:
                 f"{log_dir}: has no topic _schemas, where a registry keeps its schemas; give the URL of a registry "
                 "(http://…), or a directory with files such as 7.avsc"
             )
-        self._by_id: dict[int, _Entry] = {}
-        self._by_version: dict[tuple[str, int], _Entry] = {}
-        self._end = 0
+        self._replay = _Schemas(self._store[PARTITION], "schemas")
 
     def __str__(self) -> str:
         return self._name
 
     def find(self, number: int) -> Schema | None:
-        if number not in self._by_id:
-            self._catch_up()
-        entry = self._by_id.get(number)
+        if number not in self._replay.by_id:
+            self._store.refresh()
+            log = self._store[PARTITION]
+            if log is not self._replay.log:
+                # The partition was deleted and created again.
+                self._replay = _Schemas(log, "schemas")
+            self._replay.catch_up()
+        entry = self._replay.by_id.get(number)
         if entry is None:
             return None
-        references: dict[str, str] = {}
-        self._add_references(entry, references)
-        return Schema(entry.kind, entry.text, references)
+        return Schema(entry.kind, entry.text, self._replay.references(entry))
 
     def close(self) -> None:
         self._store.close()
-
-    def _add_references(self, entry: _Entry, texts: dict[str, str]) -> None:
-        """Add to `texts`, by name, the text of each schema that `entry` refers to, directly or indirectly."""
-        for name, subject, version in entry.references:
-            referred = self._by_version.get((subject, version))
-            if referred is not None and name not in texts:
-                texts[name] = referred.text
-                self._add_references(referred, texts)
-
-    def _catch_up(self) -> None:
-        """Read the records that were appended since the last call."""
-        self._store.refresh()
-        log = self._store[PARTITION]
-        end = log.log_end_offset
-        if end < self._end:
-            # The partition was truncated, or was deleted and created again: read it from its beginning.
-            self._end = 0
-        first = max(self._end, log.log_start_offset)
-        if first < end:
-            for batch in batches_past_damage(log, first, end, "schemas"):
-                if not batch.header.is_control:
-                    for record in batch.records():
-                        self._apply(record)
-        self._end = end
-
-    def _apply(self, record: Record) -> None:
-        """Keep the schema in a record, even one that is marked as deleted: older values may be written with it."""
-        try:
-            key, value = orjson.loads(record.key or b""), orjson.loads(record.value or b"")
-            if key["keytype"] != "SCHEMA":
-                return
-            number, where, entry = _parse(value)
-        except (ValueError, KeyError, TypeError):
-            return
-        self._by_id[number] = self._by_version[where] = entry
 
 
 def _parse(value: dict[str, Any]) -> tuple[int, tuple[str, int], _Entry]:

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logfs.errors import NotDecodable, SchemasUnavailable
+from logfs.format.batches.record import Record
 from logfs.schema.decoder import Decoder, schema_of
 from logfs.schema.open_schemas import open_schemas
 from logfs.schema.schema_files import SchemaFiles
@@ -71,6 +72,29 @@ def test_the_values_of_confluents_serializers(places: dict[str, str], place: str
     with pytest.raises(NotDecodable, match=r"the schema 99 is not in .+"):
         decoder.decode(framed(99, b"x"))
     schemas.close()
+
+
+@pytest.mark.parametrize("change", ["truncated", "created again"])
+def test_the_topic_of_schemas_is_replaced_and_grows_past_its_end(
+    tmp_path: Path, change: str
+) -> None:
+    """Schemas are found that lie before the end of an earlier look, because the log has been replaced since."""
+    with Store(tmp_path) as store:
+        store.create("_schemas-0").append([Record(None, b"{}")] * 20)
+    schemas = open_schemas(str(tmp_path))
+    assert schemas.find(1) is None
+    with Store(tmp_path) as store:
+        if change == "truncated":
+            store["_schemas-0"].truncate(0)
+        else:
+            store.deleter.delete("_schemas-0")
+        append_schemas(store)
+        store["_schemas-0"].append([Record(None, b"{}")] * 30)
+    found = schemas.find(1)
+    assert found is not None
+    assert found.text == MONEY_AVRO
+    schemas.close()
+    assert_clean(tmp_path)
 
 
 def test_a_registry_is_asked_once(places: dict[str, str]) -> None:
