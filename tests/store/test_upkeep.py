@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 HOUR = 3_600_000
 BROKER = BrokerConfig(log_retention_check_interval_ms=1000)
+SLOW = BrokerConfig(log_retention_check_interval_ms=HOUR)
 
 
 def old_segment(store: Store, clock: Clock, name: str) -> Partition:
@@ -88,14 +89,17 @@ def test_backoff_doubles_up_to_a_minute_for_each_task_and_partition() -> None:
 
     waits = []
     for _ in range(8):
-        waits.append(backoff.attempt(MaintenanceTask.RETENTION, "orders-0", work))
+        backoff.attempt(MaintenanceTask.RETENTION, "orders-0", work)
+        waits.append(backoff.timer(MaintenanceTask.RETENTION, SLOW).wait_ms)
         now_ms += waits[-1]
     assert waits == [1000, 2000, 4000, 8000, 16_000, 32_000, 60_000, 60_000]
     calls.clear()
     is_broken = False
     now_ms -= 1
-    assert backoff.attempt(MaintenanceTask.RETENTION, "orders-0", work) is None
+    backoff.attempt(MaintenanceTask.RETENTION, "orders-0", work)
     assert not calls
+    assert backoff.timer(MaintenanceTask.RETENTION, SLOW).wait_ms == 1, "it still waits"
+    assert backoff.timer(MaintenanceTask.ROLL, SLOW).wait_ms is None
     assert list(backoff) == [(MaintenanceTask.RETENTION, "orders-0")]
     backoff.attempt(MaintenanceTask.RETENTION, "orders-1", work)
     backoff.attempt(MaintenanceTask.ROLL, "orders-0", work)
@@ -105,7 +109,10 @@ def test_backoff_doubles_up_to_a_minute_for_each_task_and_partition() -> None:
     assert calls[-1] == -1, "the clock was put back"
     assert not list(backoff)
     is_broken = True
-    assert backoff.attempt(MaintenanceTask.RETENTION, "orders-0", work) == 1000
+    backoff.attempt(MaintenanceTask.RETENTION, "orders-0", work)
+    assert backoff.timer(MaintenanceTask.RETENTION, SLOW) == Timer(-1, 1000)
+    now_ms = 999
+    assert backoff.timer(MaintenanceTask.RETENTION, SLOW) == Timer(999), "it was not attempted"
 
 
 # The loop.
@@ -136,9 +143,11 @@ def test_a_partition_that_fails_delays_no_other(
     assert failed[0].startswith(
         "upkeep: retention of orders-1 failed, and is retried in 1 s: [Errno 5]"
     )
+    clock.now_ms += 500
+    store.scheduler.ask(MaintenanceTask.RETENTION)
     store.upkeep()
     assert store.scheduler.backoff.failures == 1, "it waits"
-    clock.now_ms += 1000
+    clock.now_ms += 500
     store.upkeep()
     assert store.scheduler.backoff.failures == 2
     monkeypatch.undo()

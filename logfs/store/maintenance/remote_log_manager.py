@@ -37,7 +37,6 @@ from logfs.store.maintenance.schedule import (
     MaintenanceTask,
     Timer,
     due,
-    retry_timer,
     throttle,
 )
 from logfs.store.tiering.metadata import BROKER_ID
@@ -377,15 +376,15 @@ class RemoteLogManager(Maintenance):
         broker, now_ms = registry.settings.broker_config, registry.clock()
         if not due({task: self.timer}, broker, now_ms, is_paused=registry.is_paused):
             return
-        waits_ms = [self.backoff.attempt(task, "", self._claim_and_expire)]
+        self.backoff.attempt(task, "", self._claim_and_expire)
         for name in list(registry.partitions):
             if self._tiered.owner.refusal:
                 break
             if self._stopped.is_set():
                 return
-            waits_ms.append(self.backoff.attempt(task, name, partial(self._copy_due, name)))
+            self.backoff.attempt(task, name, partial(self._copy_due, name))
         self.backoff.keep(registry.partitions)
-        self.timer = retry_timer(task, registry.clock(), broker, waits_ms)
+        self.timer = self.backoff.timer(task, broker)
 
     def _claim_and_expire(self) -> None:
         """Claim the bucket for this store (`BucketOwner.claim`) if necessary, then delete what is due (`expire`).

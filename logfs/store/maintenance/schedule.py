@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from logfs.errors import LogfsError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Container, Iterator, Mapping
 
     from logfs.config import BrokerConfig
 
@@ -96,18 +96,6 @@ def due(
     ]
 
 
-def retry_timer(
-    task: MaintenanceTask, now_ms: int, broker: BrokerConfig, waits_ms: Iterable[int | None]
-) -> Timer:
-    """Return the timer of a task whose attempts (`Backoff.attempt`) have returned `waits_ms`.
-
-    If work has failed, the task runs again after the shortest of the waits, to retry this work. The task never waits
-    longer than its usual interval, so that its work for other partitions is not delayed.
-    """
-    failed = [wait_ms for wait_ms in waits_ms if wait_ms is not None]
-    return Timer(now_ms, min([*failed, interval_ms(task, broker)]) if failed else None)
-
-
 class Backoff:
     """The time for which failed work waits until it is retried: a second, doubled at each failure, up to a minute.
 
@@ -126,14 +114,11 @@ class Backoff:
     def __iter__(self) -> Iterator[tuple[MaintenanceTask, str]]:
         return iter(list(self._failed))
 
-    def attempt(self, task: MaintenanceTask, name: str, work: Callable[[], object]) -> int | None:
-        """Call `work`, unless it failed before and still has to wait.
-
-        If `work` fails, the error is logged, and the time until the retry (ms) is returned. Otherwise returns None.
-        """
+    def attempt(self, task: MaintenanceTask, name: str, work: Callable[[], object]) -> None:
+        """Call `work`, unless it failed before and still has to wait. If `work` fails, the error is logged."""
         count, since_ms, wait_ms = self._failed.get((task, name), (0, 0, 0))
         if since_ms <= self._clock() < since_ms + wait_ms:
-            return None
+            return
         try:
             work()
         except Exception as error:
@@ -149,9 +134,22 @@ class Backoff:
                 error if known else repr(error),
                 exc_info=None if known else error,
             )
-            return wait_ms
-        self._failed.pop((task, name), None)
-        return None
+        else:
+            self._failed.pop((task, name), None)
+
+    def timer(self, task: MaintenanceTask, broker: BrokerConfig) -> Timer:
+        """Return the timer of a task that has just run.
+
+        If work of the task waits for a retry, the task runs again after the shortest of these waits. It never waits
+        longer than its usual interval, so that its work for other partitions is not delayed.
+        """
+        now_ms = self._clock()
+        ends_ms = [
+            since + wait for (each, _), (_, since, wait) in self._failed.items() if each is task
+        ]
+        # Work whose wait has ended was not attempted now, for example because its partition is paused.
+        waits_ms = [end_ms - now_ms for end_ms in ends_ms if end_ms > now_ms]
+        return Timer(now_ms, min([*waits_ms, interval_ms(task, broker)]) if waits_ms else None)
 
     def keep(self, names: Container[str]) -> None:
         """Forget the failures for partitions and directories that are not in `names`; keep those of whole tasks."""

@@ -25,7 +25,6 @@ from logfs.store.maintenance.schedule import (
     due,
     interval_ms,
     next_due_ms,
-    retry_timer,
 )
 from logfs.store.registry import BackgroundOperation
 
@@ -105,18 +104,14 @@ class Upkeep(Maintenance):
         for task in due(self._timers, broker, registry.clock(), is_paused=registry.is_paused):
             now_ms = registry.clock()
             self._timers[task] = Timer(now_ms)
-            self._attempt(task, "", partial(self._acts[task], now_ms))
+            self.backoff.attempt(task, "", partial(self._acts[task], now_ms))
+            retry = self.backoff.timer(task, broker)
+            if next_due_ms(task, retry, broker) < next_due_ms(task, self._timers[task], broker):
+                self._timers[task] = retry
         # Do not retry work for partitions that were deleted or have failed for good.
         alive = {name for name, each in registry.partitions.copy().items() if each.failure is None}
         self.backoff.keep(alive | {path.name for path in list(registry.deletions)})
         self.last_run_ms, self.last_run_seconds = registry.clock(), time.monotonic() - began
-
-    def _attempt(self, task: MaintenanceTask, name: str, work: Callable[[], None]) -> None:
-        """Do the work of a task for the partition or directory `name`, unless it has to wait after a failure."""
-        wait_ms = self.backoff.attempt(task, name, work)
-        if wait_ms is not None:
-            broker = self._registry.settings.broker_config
-            self._timers[task] = retry_timer(task, self._registry.clock(), broker, [wait_ms])
 
     def _partitions(self) -> list[tuple[str, Partition]]:
         """Return the partitions that upkeep may change: those that are neither paused nor failed."""
@@ -133,7 +128,7 @@ class Upkeep(Maintenance):
         work: Callable[[str, Partition], None],
     ) -> None:
         for name, partition in partitions:
-            self._attempt(task, name, partial(work, name, partition))
+            self.backoff.attempt(task, name, partial(work, name, partition))
 
     def _flush(self, now_ms: int) -> None:
         def flush(name: str, partition: Partition) -> None:
@@ -186,7 +181,7 @@ class Upkeep(Maintenance):
 
     def _retain(self, now_ms: int) -> None:
         names = [name for name, _ in self._partitions()]
-        self._retainer.retain(names, partial(self._attempt, MaintenanceTask.RETENTION))
+        self._retainer.retain(names, partial(self.backoff.attempt, MaintenanceTask.RETENTION))
 
     def _remove(self, now_ms: int) -> None:
         def remove(name: str, partition: Partition) -> None:
@@ -200,7 +195,7 @@ class Upkeep(Maintenance):
             disk = disks.get(path.parent)
             if disk is not None and due_ms <= now_ms:
                 work = partial(self._remove_directory, disk, path)
-                self._attempt(MaintenanceTask.REMOVAL, path.name, work)
+                self.backoff.attempt(MaintenanceTask.REMOVAL, path.name, work)
 
     def _remove_directory(self, disk: Disk, path: Path) -> None:
         """Remove the directory of a deleted or moved partition.
