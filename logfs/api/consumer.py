@@ -242,7 +242,12 @@ class Consumer:
     def _fetch(self) -> bool:
         """Read a chunk of each partition that has new records into `_read`; return whether `_read` has entries."""
         for name, place in [*self._member.places.items()]:
-            partition = self._store[name]
+            try:
+                partition = self._store[name]
+            except UnknownPartition:
+                # The partition was deleted.
+                self._forget(name)
+                continue
             reader = partition._reader(self._isolation)
             if place.taken > reader.log.log_end_offset:
                 # The log was truncated: begin at its end.
@@ -278,8 +283,10 @@ class Consumer:
         return True
 
     def _commit(self, offsets: dict[str, int]) -> None:
+        # Leave out deleted partitions: they must not keep the group from committing in the others.
         if self._store._engine.read_only:
             texts = {name: str(offset) for name, offset in offsets.items()}
-            client.call(self._log_dirs, CommitOffsets(self.group, texts))
+            client.call(self._log_dirs, CommitOffsets(self.group, texts, skips_missing=True))
         else:
-            self._store.groups.commit(self.group, offsets)
+            known = {name: at for name, at in offsets.items() if name in self._store._engine}
+            self._store.groups.commit(self.group, known)

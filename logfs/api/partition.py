@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from logfs.api.arguments import checked_number
@@ -163,7 +164,9 @@ class Partition:
         if checked_number("count", count) < 0:
             raise ValueError(f"count must be 0 or more, not {count}")
         reader = self._reader(isolation)
-        return self._while_open(reader.read(reader.offset_of_last(count)))
+        # Stop after `count` records: more may be appended before the first `next`.
+        last = islice(reader.read(reader.offset_of_last(count)), count)
+        return self._while_open(last)
 
     def record(self, offset: int, *, isolation: str = "read_uncommitted") -> Record | None:
         """Return the record at an offset; None if compaction has removed it, or if it is hidden from readers.

@@ -11,6 +11,7 @@ from logfs.cli.output import Printer, add_form
 from logfs.cli.reading import OpenLogs
 from logfs.cli.selection import Bounds, add_bounds, add_filter
 from logfs.errors import InvalidName, OffsetOutOfRange
+from logfs.log.disk.disk import Gone
 
 if TYPE_CHECKING:
     import argparse
@@ -70,6 +71,8 @@ def _ranges(opened: OpenLogs, bounds: Bounds) -> dict[OpenLog, Range]:
     for log in opened.logs:
         try:
             ranges[log] = log.ask(bounds.of)
+        except Gone:
+            raise
         except OffsetOutOfRange as error:
             refused = error
     if refused is not None and not (ranges and opened.is_topic):

@@ -18,7 +18,7 @@ from logfs.cli.output import Printer, add_form
 from logfs.cli.output_pipe import OutputPipe, pause
 from logfs.cli.reading import OpenLogs
 from logfs.cli.selection import EARLIEST, LATEST, add_filter
-from logfs.errors import InvalidName, NotWritable, StoreLocked
+from logfs.errors import InvalidName, NotWritable, StoreLocked, UnknownPartition
 from logfs.store.admin.requests import CommitOffsets
 from logfs.store.group_members import GroupMember, Place
 
@@ -281,12 +281,20 @@ class _Consumer:
         """Release the partitions now assigned to other members, and start to read those assigned to this member."""
         self._opened.store.refresh()
         self._opened.find_new()
-        self._logs = {log.name: log for log in self._opened.logs}
-        for log in self._opened.logs:
-            if log.look_again(refresh=False):
-                # The partition was deleted and created again: start over with the new one.
+        for log in [*self._opened.logs]:
+            try:
+                is_new = log.look_again(refresh=False)
+            except UnknownPartition as error:
+                if len(self._opened.logs) == 1:
+                    raise
+                _warn(f"{error}; the group goes on without it")
+                self._opened.logs.remove(log)
+                is_new = True
+            if is_new:
+                # The partition was deleted. If it was created again, start over with the new one.
                 self._forget_printed(log)
                 self._member.forget(log.name)
+        self._logs = {log.name: log for log in self._opened.logs}
         self._member.join([*self._logs], self._release)
 
     def _release(self, name: str) -> bool:
@@ -370,7 +378,8 @@ class _Consumer:
 
     def _commit(self, offsets: dict[str, int]) -> None:
         texts = {name: str(offset) for name, offset in offsets.items()}
-        ask(self._opened.log_dirs, CommitOffsets(self._group, texts))
+        # Leave out deleted partitions: they must not keep the group from committing in the others.
+        ask(self._opened.log_dirs, CommitOffsets(self._group, texts, skips_missing=True))
 
 
 def _resolve(text: str, reader: Reader) -> int:

@@ -196,6 +196,33 @@ def test_a_consumer_notices_losses_and_new_partitions(
         assert b"new" in values
 
 
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_group_goes_on_without_a_deleted_partition(
+    store: logfs.Store, log_dir: Path, read_only: bool
+) -> None:
+    """Its records that were read before are not committed; those of the other partitions are."""
+    if read_only:
+        store.close()
+        store = logfs.open(log_dir, "r")
+    seen = []
+    with store.consumer("orders", group="g", timeout=0) as consumer:
+        while len(seen) < 7:
+            seen.append(next(consumer))
+        if read_only:
+            ok("delete", f"{log_dir}/orders-0")
+        else:
+            store["orders-0"].delete()
+        consumer.commit()
+        time.sleep(0.2)
+        seen += consumer
+        assert sorted(consumer.partitions) == ["orders-1", "orders-2", "orders-3"]
+    assert [(each.partition, each.offset) for each in seen if each.partition] == [
+        (p, n) for p in (1, 2, 3) for n in range(5)
+    ]
+    assert store.groups["g"] == {f"orders-{n}": 5 for n in (1, 2, 3)}
+    store.close()
+
+
 def test_a_consumer_in_a_transaction(store: logfs.Store) -> None:
     """Read, transform, write, commit the offsets together: after an abort the group reads the same again."""
     out = store.create_topic("out")

@@ -122,8 +122,11 @@ def test_many_records(first: logfs.Partition) -> None:
     assert [record.value for record in first.read(1, 3)] == [b"1", b"2"]
     assert [record.value for record in first.last(2)] == [b"3", b"4"]
     assert [record.offset for record in first.last(9)] == [*range(5)]
+    last = first.last(2)
+    first.append("5")
+    assert [record.value for record in last] == [b"3", b"4"], "the last ones at the call"
     assert first.log_start_offset == 0
-    assert first.log_end_offset == first.last_stable_offset == 5
+    assert first.log_end_offset == first.last_stable_offset == 6
     assert first.size_bytes > 0
     assert (first.name, first.topic, first.partition) == ("orders-0", "orders", 0)
 

@@ -126,6 +126,33 @@ def test_what_has_left_the_log_is_told(log_dir: Path, topic: str) -> None:
     assert b"has committed 10, but the log ends at 8" in done.stderr
 
 
+def test_a_group_goes_on_without_a_deleted_partition(
+    log_dir: Path, topic: str, tmp_path: Path
+) -> None:
+    """The command tells it, reads the other partitions, and commits in them. A lone partition ends the command."""
+    words = (*LOGFS, "consume", topic, "-g", "a", "--idle-exit", "5")
+    out = tmp_path / "out"
+    with (
+        out.open("wb") as file,
+        subprocess.Popen(words, stdout=file, stderr=subprocess.PIPE) as running,
+    ):
+        assert running.stderr is not None
+        wait_for(lambda: committed(log_dir, "a") == [10, 10, 10])
+        ok("delete", f"{log_dir}/orders-1")
+        assert b"orders-1" in running.stderr.readline()
+        ok("append", f"{log_dir}/orders-2", stdin=b"more\n")
+        running.communicate(timeout=60)
+    assert running.returncode == 0
+    assert out.read_bytes().split()[-1] == b"more"
+    assert committed(log_dir, "a") == [10, None, 11]
+    words = (*LOGFS, "consume", f"{log_dir}/orders-0", "-g", "b")
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as running:
+        wait_for(lambda: committed(log_dir, "b")[0] == 10)
+        ok("delete", f"{log_dir}/orders-0")
+        _, told = running.communicate(timeout=60)
+    assert (running.returncode, b"orders-0" in told) == (1, True)
+
+
 def test_a_commit_beyond_the_last_stable_offset_stays(log_dir: Path, topic: str) -> None:
     """A member that reads committed records does not take the group back to an open transaction."""
     with Store(log_dir) as store:
