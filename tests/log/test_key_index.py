@@ -171,6 +171,32 @@ def test_compaction_removes_the_null_of_an_aborted_transaction(
     assert [offset_of(reader, key) for key in (b"a", b"b", b"c")] == [0, None, 2]
 
 
+@pytest.mark.usefixtures("_small")
+@pytest.mark.parametrize("isolation", list(Isolation))
+def test_the_audit_accepts_what_compaction_removes_of_transactions(
+    log_dir: Path, isolation: Isolation
+) -> None:
+    """A saved index may name a record of an aborted transaction, which compaction then removes."""
+    with Store(log_dir) as store:
+        set_topic(store, "orders", cleanup_policy="compact")
+        log = store.create(NAME)
+        log.append(pairs("a", "b"))
+        producer = Producer(log, 1)
+        producer.send_records(pairs("a", "c"))
+        producer.end(commit=False)
+        log.append(pairs("d"))
+        log.roll(1)
+        log.append(pairs("e"))
+        assert offset_of(log.isolated(isolation), b"d") == 5
+        store.compact(NAME)
+        assert [record.offset for record in log.read()] == [0, 1, 5, 6]
+        log.append(pairs("f"))
+    assert not list(check(log_dir))
+    with Store(log_dir) as store:
+        assert offset_of(store[NAME].isolated(isolation), b"a") == 0
+    assert not list(check(log_dir))
+
+
 def test_a_damaged_transaction_index(store: Store, log_dir: Path) -> None:
     """Beside a writer, a read_committed lookup raises `Corrupt`, and a read_uncommitted one finds its key."""
     log = store.create(NAME)
