@@ -301,8 +301,8 @@ class Commits:
         """
         with self._lock:
             # Read the commit files again: a decision whose fsync failed is not in memory, but may be on the disk.
-            wanted = _files_of(read_commits(home.disk, home.path).pending for home in self._known)
-            self._discard(file for file in files if file not in wanted)
+            wanted = _names_of(read_commits(home.disk, home.path).pending for home in self._known)
+            self._discard(file for file in files if file.name not in wanted)
 
     def _discard(self, files: Iterable[StagedFile]) -> None:
         """Remove staged files. If one cannot be removed now, a warning is logged, and upkeep removes it later."""
@@ -423,15 +423,15 @@ class Commits:
                 self._write(home, replace(self._known[home], pending=pending))
 
     def reconcile(self, log_dir: LogDir, name: TopicPartition, directory: Path) -> bool:
-        """Compare a partition's log with the commits that are decided but not done.
+        """Bring a partition's log and the commits that are decided but not done into agreement.
 
-        This must be called before the partition is loaded. `directory` is the partition's directory in `log_dir`. A
-        commit has one part (`CommitPart`) for each partition. If all batches of the part are in the log, the part is
-        recorded as done. Otherwise, batches of the part that a crash has left at the end of the log are cut off. But
-        if the log also has batches of another writer there, nothing is cut off, and the part records how many of its
-        batches the log has. Return whether files of the partition may have been changed. When a store is opened, the
-        partitions of decided commits are loaded one by one before any others, so only one thread at a time changes
-        the commit file here.
+        The caller must do this before it loads the partition, whose directory in `log_dir` is `directory`. For the
+        partition's part (`CommitPart`) of each such commit: if the log has all batches of the part, the part is
+        recorded as done. If a crash has left only some of them at the end of the log, they are cut off. If batches of
+        another writer follow them, nothing is cut off, and the part records how many of its batches the log has.
+        Returns whether files of the partition may have been changed.
+
+        No lock is needed: an opening loads the partitions of decided commits before all others, one by one.
         """
         changed = False
         start = max(log_dir.log_starts.get(name, 0), log_dir.cleaner_offsets.get(name, 0))
@@ -489,7 +489,7 @@ class Commits:
     def _remove_leftovers(self, now_ms: int) -> None:
         """Remove the staged files of finished commits, and those older than a day that no decided commit needs."""
         with self._lock:
-            wanted = {file.name for file in _files_of(self.pending().values())}
+            wanted = _names_of(self.pending().values())
             writers = {
                 name: writer for log in self._known.values() for name, writer in log.writers.items()
             }
@@ -521,10 +521,10 @@ def read_commits(disk: Disk, log_dir: Path) -> CommitLog:
         ) from None
 
 
-def _files_of(decided: Iterable[Pending | None]) -> set[StagedFile]:
-    """Return the staged files of all commits in `decided`."""
+def _names_of(decided: Iterable[Pending | None]) -> set[str]:
+    """Return the names of the staged files of all commits in `decided`."""
     parts = [part for pending in decided if pending is not None for part in pending.parts]
-    return {file for part in parts for file in part.files}
+    return {file.name for part in parts for file in part.files}
 
 
 def _check_names(files: Iterable[StagedFile]) -> None:

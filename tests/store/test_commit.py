@@ -421,6 +421,24 @@ def test_a_pending_commit_survives_changes_to_its_log(
     assert not leftovers(log_dir)
 
 
+def test_a_file_of_a_pending_commit_is_not_discarded_by_its_name(
+    log_dir: Path, clock: Clock
+) -> None:
+    """A request to discard the file keeps it, even if it has another size of the file."""
+    store = Store(log_dir, clock=clock, disk=(disk := Full()))
+    store.create("b-0")
+    staged = staging(store, "q", 0, {"b-0": [b"1"]})
+    disk.full = True
+    with pytest.raises(CommitPending):
+        store.commit("q", 0, staged)
+    store.commits.discard(staged)
+    store.commits.discard([replace(each, size_bytes=1) for each in staged])
+    abandon(store)
+    with Store(log_dir, clock=clock) as store:
+        assert values(store, "b-0") == [b"1"]
+    assert not leftovers(log_dir)
+
+
 @pytest.mark.parametrize("is_reopened", [False, True])
 def test_a_pending_commit_passes_over_a_partition_that_was_created_again(
     log_dir: Path, clock: Clock, is_reopened: bool
