@@ -60,6 +60,9 @@ class VolumeServer(ThreadingMixIn, UnixStreamServer):
             try:
                 other.connect(str(path))
             except ConnectionRefusedError:
+                # `connect` is refused by other files, too.
+                if not path.is_socket():
+                    raise InvalidStore(f"{path}: is not a socket; give another --socket") from None
                 path.unlink()
             except FileNotFoundError:
                 pass

@@ -305,6 +305,16 @@ def test_only_one_plugin_serves_a_socket(plugin: Plugin) -> None:
     assert not plugin.socket.exists()
 
 
+def test_a_file_in_the_place_of_the_socket_stays(tmp_path: Path) -> None:
+    """A socket that nobody serves is replaced; a plain file is not."""
+    place = tmp_path / "file"
+    place.write_text("mine")
+    second = Plugin(tmp_path / "state", place)
+    done = subprocess.run(second.command, capture_output=True, text=True, check=False)
+    assert (done.returncode, place.read_text()) == (1, "mine")
+    assert done.stderr.splitlines()[-1] == f"logfs: {place}: is not a socket; give another --socket"
+
+
 def test_a_damaged_table_is_an_error_and_stays(plugin: Plugin) -> None:
     """Nobody loses the other volumes of the table."""
     plugin.ask("Create", Name="orders")
