@@ -182,9 +182,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 name: min(end, self._target[name]) if name in self._target else begins[name]
                 for name, end in ends.items()
             }
+        # With read_committed, the readers' end may be below the begin: that of an earlier read_uncommitted query.
+        ends = {name: max(end, begins[name]) for name, end in ends.items()}
         if start is None:
             return to_json(ends, topic_ids)
-        backlog = {name: max(ends[name] - begins[name], 0) for name in ends}
+        backlog = {name: ends[name] - begins[name] for name in ends}
         if self._position is not None:
             # The query has processed all records before `start`, so commit these offsets for the group. The method
             # `commit` cannot do this: at the end of Trigger.AvailableNow, Spark ends this process without calling it.

@@ -289,6 +289,16 @@ def test_keys_and_values_come_from_named_columns(
     assert [row[4] for row in rows] == [T, now, T + 1, -1]
 
 
+def test_topics_in_a_column_of_bytes(spark: SparkSession, empty: Path, tmp_path: Path) -> None:
+    """They are text in UTF-8, in a file with one topic and in a file with several."""
+    for name, topics in (("1", [b"a", b"a"]), ("2", [b"b", b"a"])):
+        table = pa.table({"topic": pa.array(topics, pa.binary()), "value": [name, name]})
+        pq.write_table(table, tmp_path / f"{name}.parquet")
+    import_(spark, tmp_path, empty, partitions=1)
+    assert values(empty, "a-0") == [b"1", b"1", b"2"]
+    assert values(empty, "b-0") == [b"2"]
+
+
 def test_columns_with_another_meaning_are_ignored_or_refused(
     spark: SparkSession, empty: Path, tmp_path: Path
 ) -> None:

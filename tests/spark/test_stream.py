@@ -11,6 +11,7 @@ import pytest
 from logfs.format.base.names import TopicPartition
 from logfs.format.batches.record import Record
 from logfs.store.store import Store
+from tests.support.batches import Producer
 from tests.support.examples import drawn
 from tests.support.requirements import need_fuse
 from tests.support.stores import assert_clean
@@ -405,6 +406,22 @@ def test_a_log_directory_that_is_replaced_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").rename(logs)
     assert plain(stream.latestOffset(start)) == {"orders": {"0": 10, "1": 10}}
     stream.stop()
+
+
+@pytest.mark.usefixtures("spark")
+def test_a_query_that_reads_committed_records_from_now_on_does_not_go_back(tmp_path: Path) -> None:
+    """Its checkpoint of before may lie beyond the last stable offset: the next micro-batch is empty there."""
+    logs = tmp_path / "logs"
+    with Store(logs) as store:
+        fill(store, 10)
+        Producer(store["orders-0"], 1).send(*"abcde")
+        start = reader(logs).latestOffset({})
+        assert plain(start) == {"orders": {"0": 15, "1": 10}}
+        for strict in ("true", "false"):
+            stream = reader(logs, isolationLevel="read_committed", failOnDataLoss=strict)
+            assert stream.latestOffset(start) == start
+            assert [split.parts for split in stream.partitions(start, start)] == [[]]
+            stream.stop()
 
 
 @pytest.mark.usefixtures("spark")

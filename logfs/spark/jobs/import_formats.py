@@ -76,7 +76,7 @@ class ImportOptions:
 
 
 class ImportFormat(ABC):
-    """The base class of the formats of files. Spark pickles the object and sends it to the tasks."""
+    """The base class of the formats of imported files. Spark pickles the instance, and sends it to the tasks."""
 
     def __init__(self, options: ImportOptions) -> None:
         self.options = options

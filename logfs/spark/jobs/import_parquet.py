@@ -144,16 +144,23 @@ class ParquetFormat(ImportFormat):
         for name in known:
             bounds = _bounds(columns.get(name))
             if known[name] is None and bounds is not None and bounds[0] == bounds[1]:
-                known[name] = str(bounds[0])
+                known[name] = _text(bounds[0])
             elif known[name] is None and name in columns:
                 asked.append(name)
         if not asked:
             return frozenset([_name(known["topic"], known["partition"])])
         table = file.read_row_group(number, columns=asked).group_by(asked).aggregate([])
         return frozenset(
-            _name(row.get("topic", known["topic"]), row.get("partition", known["partition"]))
+            _name(_text(row.get("topic", known["topic"])), row.get("partition", known["partition"]))
             for row in table.to_pylist()
         )
+
+
+def _text(value: object) -> str | None:
+    """Return a value of a column as text. Bytes are UTF-8, as in the cast that converts the rows."""
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return None if value is None else str(value)
 
 
 def _name(topic: str | None, partition: object) -> Name:
