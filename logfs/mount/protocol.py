@@ -222,10 +222,10 @@ class Operations(Handlers[Node]):
     async def _attributes_for(
         self, node: Node, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
-        """Return the attributes of a node that the kernel knows.
+        """Return the attributes of `node`, which the kernel has looked up before.
 
         For a growing file, the size is the one that `GrowingSizes.grow` returns. It can be smaller than the present
-        size of the file: a larger size at a wrong time would make readers see zeros that are not in the file.
+        size of the file: if the kernel got a larger size too early, readers would see zeros that are not in the file.
         """
         if isinstance(node, GrowingFile):
             end_offset = node.partition.log.state.log_end_offset
@@ -428,21 +428,26 @@ class Operations(Handlers[Node]):
             taken = await self._change(handle.write, buf)
         finally:
             self._grown(handle)
-        if handle.needs_sync():
-            await self._sync(handle)
+        must = handle.needs_sync()
+        if must or any(partition.flusher.is_due() for partition in handle.appends_to):
+            await self._sync(handle, must=must)
         return taken
 
     async def fsync(self, fh: int, datasync: bool) -> None:
         await self._sync(self._handles[fh])
 
-    async def _sync(self, handle: Handle) -> None:
-        """Make data appended through `handle` durable. Calls that wait for the same partition share one sync."""
+    async def _sync(self, handle: Handle, *, must: bool = True) -> None:
+        """Make data appended through `handle` durable. Calls that wait for the same partition share one sync.
+
+        Unless `must`, only flushes that are due are done (`Partition.flush_if_due`).
+        """
         for partition, end_offset in [(each, each.log_end_offset) for each in handle.appends_to]:
             lock = self._sync_locks.setdefault(partition, trio.Lock())
             async with lock:
                 if partition.failure is None and partition.recovery_point >= end_offset:
                     continue
-                await run_in_thread(partition.flush, limiter=self._syncers)
+                flush = partition.flush if must else partition.flush_if_due
+                await run_in_thread(flush, limiter=self._syncers)
 
     async def flush(self, fh: int) -> None:
         """Refuse with ENOSYS, after which the kernel sends no more FLUSH requests.

@@ -204,7 +204,7 @@ class AppendHandle(EmptyHandle):
         return done.consumed
 
     def needs_sync(self) -> bool:
-        return self._is_sync or any(log.flusher.is_due() for log in self.appends_to)
+        return self._is_sync
 
     def release(self) -> None:
         self.file.handles.discard(self)

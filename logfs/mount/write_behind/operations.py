@@ -334,8 +334,8 @@ class WriteBehindOperations(Handlers[_Node]):
                     f"{node.path}: is open for writing; several writers must all use O_APPEND and no O_TRUNC",
                 )
             await self._run(node.stream.open)
+            node.all_append = appends and (node.all_append or not node.writers)
             node.writers += 1
-            node.all_append = node.all_append and appends
         self.linger.wake(node.inode)
 
     def _refuse_when_stopping(self, node: _AppendFile) -> None:
