@@ -151,6 +151,7 @@ def test_readers_see_only_bytes_of_the_log(mount: Mount, tmp_path: Path, load: i
     assert total, "nothing was read"
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     "mutant",
     [
