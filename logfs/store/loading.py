@@ -125,7 +125,7 @@ def _check_unique(found: Mapping[LogDir, move_recovery.FoundDirectories]) -> Non
     for log_dir, each in found.items():
         for name, *_ in each.partitions:
             other = homes.setdefault(name, log_dir)
-            if other is not log_dir and not log_dir.live:
+            if other is not log_dir and not (log_dir.live or other.live):
                 raise InvalidStore(
                     f"{name.directory} is in two log directories: {other.path}, {log_dir.path}; move one of them away"
                 )

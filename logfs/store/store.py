@@ -161,7 +161,7 @@ class Store:
             raise
 
     def _make_parts(self) -> None:
-        """Make the parts of the store. Only `Commits` reads files here: the commit files."""
+        """Make the parts of the store. None of them reads files now, except `Commits`: the commit files."""
         registry = self.registry
         self.groups = Groups(registry, self.create)
         self.transactions = Transactions(registry, self.create, self.groups)

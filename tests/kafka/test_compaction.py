@@ -96,6 +96,9 @@ def write(client: Client, turn: int) -> None:
                 producer.begin()
                 producer.send("transactions", *some()[:8])
                 producer.abort() if (count + number) % 3 == 0 else producer.commit()
+        # A new producer with this id waits until the marker of the last transaction is in the log. Otherwise the
+        # broker and logfs may each write this marker, at another time.
+        client.producer(transactional_id=f"t{number}").close()
 
 
 @pytest.fixture(scope="module")

@@ -101,8 +101,8 @@ def _skip_known(partition: Partition, view: memoryview) -> int:
             break
         if header.next_offset > end:
             if partition.log_start_offset == end and not partition.active.size_bytes:
-                # The log is empty and starts within the batch, as after Kafka's DeleteRecords: move the log's start
-                # to the beginning of the batch.
+                # The log is empty and starts within the batch, as after Kafka's DeleteRecords: begin the active
+                # segment at the batch. The log start stays.
                 partition.begin_segment(header.base_offset, partition.now_ms())
                 break
             raise Corrupt(

@@ -387,8 +387,9 @@ def scan_at(
 def scan(data: memoryview, first_offset: int, *, gaps: bool) -> tuple[ScannedBatches, int]:
     """Return the valid batches at the start of `data`, and the position in `data` after the last of them.
 
-    `first_offset` is the lowest base offset that the first batch may have; without `gaps`, it must have exactly this
-    offset. The scan stops at the first batch that is incomplete or invalid; `batch_iterator.Walk` tells the reason.
+    The first batch must begin at `first_offset`, and each later batch where the one before it ends; with `gaps`, a
+    batch may also begin at a higher offset. The scan stops at the first batch that breaks this rule, or is incomplete
+    or invalid; `batch_iterator.Walk` tells the reason.
     """
     from logfs.format.kernels import batch_kernels
 

@@ -164,21 +164,25 @@ def check_log_dirs(
     reason.
     """
     for path in paths:
-        if isinstance(path, Lease):
-            # A lease is for an existing log directory. If this machine does not have the directory, it must not be
-            # created.
-            may_be_empty = may_be_made = False
+        # A lease is for an existing log directory. If this machine does not have the directory, it must not be
+        # created.
+        is_leased = isinstance(path, Lease)
         found = recognise(path)
         if found.kind in (PathKind.LOG_DIR, PathKind.BUCKET, PathKind.UNKNOWN):
             continue
-        if found.kind is PathKind.EMPTY and may_be_empty:
+        if found.kind is PathKind.EMPTY and may_be_empty and not is_leased:
             continue
         if found.kind is PathKind.EMPTY:
             raise found.error("; is the disk of this directory mounted?")
-        if found.kind is PathKind.MISSING and may_be_made and _can_be_made(found.path):
+        if (
+            found.kind is PathKind.MISSING
+            and may_be_made
+            and not is_leased
+            and _can_be_made(found.path)
+        ):
             check_place(found.path)
             continue
-        if found.kind is PathKind.MISSING and (may_be_empty or may_be_made):
+        if found.kind is PathKind.MISSING and (may_be_empty or may_be_made) and not is_leased:
             raise found.error(
                 f"; a new log directory starts as an empty directory: mkdir -p {found.path}"
             )
