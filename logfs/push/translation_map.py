@@ -307,17 +307,21 @@ class TranslationMap:
 
         `committed` maps local partitions to the group's offsets, and `ends` maps partitions in the cluster to their
         log end offsets. The result for a partition in the cluster is the offset of its first record that the group
-        has not read, or its log end offset. Records of local partitions that are not in `committed` do not count. The
+        has not read, or its log end offset. A local partition that is not in `committed` counts as unread. The
         group may read some records again if a partition in the cluster has records of several local partitions.
+
+        The result has no partition whose records are all from local partitions that are not in `committed`.
         """
-        found: dict[int, int] = {}
-        for (name, partition, there), runs in self._runs.items():
-            if name == topic and partition in committed:
-                next_there = _first_from(runs, committed[partition])
-                if next_there is not None:
-                    found[there] = min(found.get(there, next_there), next_there)
-                else:
-                    found.setdefault(there, ends[there])
+        runs_of_topic = [
+            (place[1:], runs) for place, runs in self._runs.items() if place[0] == topic
+        ]
+        found = {
+            there: ends[there] for (partition, there), _ in runs_of_topic if partition in committed
+        }
+        for (partition, there), runs in runs_of_topic:
+            next_there = _first_from(runs, committed.get(partition, 0))
+            if there in found and next_there is not None:
+                found[there] = min(found[there], next_there)
         return found
 
 
