@@ -16,7 +16,7 @@ records of an open transaction.
 from __future__ import annotations
 
 import logging
-import secrets
+import os
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -122,7 +122,10 @@ class Transactions:
             if before is not None:
                 before = self._ended(before)
             if before is None or before.producer_epoch >= _LAST_EPOCH:
-                producer_id, epoch = _FIRST_PRODUCER_ID | secrets.randbits(61), 0
+                producer_id, epoch = (
+                    _FIRST_PRODUCER_ID | int.from_bytes(os.urandom(8), "big") >> 3,
+                    0,
+                )
             else:
                 producer_id, epoch = before.producer_id, before.producer_epoch + 1
             state = TransactionState(transactional_id, producer_id, epoch, timeout_ms)

@@ -110,7 +110,7 @@ def _make(name: str, maker: Callable[[Store], object]) -> Template:
         chance = random.Random(name)
         for place in ("uuid.uuid4", "logfs.log.append.staged_batches.uuid.uuid4"):
             stack.enter_context(patch(place, lambda: uuid.UUID(int=chance.getrandbits(128))))
-        stack.enter_context(patch("logfs.log.read.key_index.secrets.token_bytes", chance.randbytes))
+        stack.enter_context(patch("logfs.log.read.key_index.os.urandom", chance.randbytes))
         path = Path(directory, "log")
         with Store(path, clock=lambda: NOW) as store:
             # Index entries for nearly every batch.

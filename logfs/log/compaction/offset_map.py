@@ -7,7 +7,7 @@ bits that does not happen by chance, and without the secret nobody can construct
 
 from __future__ import annotations
 
-import secrets
+import os
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -43,7 +43,7 @@ class OffsetMap:
         self.slots: NDArray[np.uint64] = np.zeros((count, 3), np.uint64)
         # One slot stays empty, because a search ends only at an empty slot.
         self.capacity = min(max(int(count * load_factor), 1), count - 1)
-        self.secret = np.frombuffer(secrets.token_bytes(16), np.uint64)
+        self.secret = np.frombuffer(os.urandom(16), np.uint64)
         self.latest_offset = -1
         self._used = 0
         self._scratch = np.empty(compaction_kernels.SCRATCH_SHAPE, np.uint64)

@@ -19,10 +19,8 @@ aborted, or if it is a tombstone. The next lookup of the key finds no record at 
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
-import secrets
 from contextlib import suppress
 from functools import cache, partial
 from itertools import chain
@@ -96,7 +94,7 @@ class KeyIndex:
         self._anchor = _NOTHING
         # The log's `generation` when `_anchor` was last checked.
         self._generation = -1
-        self._secret = secrets.token_bytes(16)
+        self._secret = os.urandom(16)
         # The secrets of index files that have failed a check: such a file is not used again.
         self._distrusted: set[bytes] = set()
         # How many bytes of the log the table in memory covers.
@@ -248,6 +246,8 @@ class KeyIndex:
 
         Returns None if there is no cache directory, or if the partition directory is not accessible.
         """
+        import hashlib
+
         home = cache_directory("keys")
         log = self._reader.log
         try:
@@ -271,7 +271,7 @@ class KeyIndex:
         if self._base is not None:
             # A read-only store cannot remove the file in the partition directory: remember not to use it again.
             self._distrusted.add(self._base.header.secret)
-        self._secret = secrets.token_bytes(16)
+        self._secret = os.urandom(16)
         self._tail = None
         for path, disk in self._sources():
             if disk.writable:

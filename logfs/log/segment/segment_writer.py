@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import random
 from contextlib import suppress
 from typing import TYPE_CHECKING
 from weakref import ref
@@ -40,8 +39,11 @@ class SegmentWriter:
         self._rolling_timestamp: int | None = None
         offset_index, time_index, _ = segment.indexes
         self._indexes_are_full = offset_index.is_full or time_index.is_full
-        jitter = min(config.segment_jitter_ms, config.segment_ms)
-        self.jitter_ms = random.randrange(2**31) % jitter if jitter > 0 else 0
+        self.jitter_ms = 0
+        if (jitter := min(config.segment_jitter_ms, config.segment_ms)) > 0:
+            import random
+
+            self.jitter_ms = random.randrange(2**31) % jitter
 
     def writing_to(self, segment: Segment) -> SegmentWriter:
         """Return a copy of this writer that appends to `segment`, another object for the same files."""

@@ -13,7 +13,6 @@ again.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import struct
@@ -105,6 +104,8 @@ def _path(disk: Disk, log: File, index: TextIndex) -> Path | None:
         found.ctime_ns,
         index.base_offset,
     )
+    import hashlib
+
     digest = hashlib.sha256(_VERSION)
     digest.update(repr(state).encode())
     digest.update(disk.read(log, 0, HEADER_SIZE))

@@ -19,7 +19,6 @@ import errno
 import json
 import os
 import re
-from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -336,6 +335,8 @@ def _similar(path: Path, known: Path) -> tuple[str, ...]:
 
     `known` is the nearest parent directory of `path` that exists.
     """
+    from difflib import get_close_matches
+
     wrong, *rest = path.relative_to(known).parts
     siblings = [name for name in os.listdir(known) if not name.startswith(".")]
     paths = [Path(known, name, *rest) for name in get_close_matches(wrong, siblings)]

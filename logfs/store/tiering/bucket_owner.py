@@ -10,8 +10,7 @@ So a store that continues from an older state of its disk, such as a restored sn
 from __future__ import annotations
 
 import json
-import secrets
-import socket
+import os
 import zlib
 from typing import TYPE_CHECKING, Any
 
@@ -164,8 +163,8 @@ class BucketOwner:
                 # Keep this token: perhaps the object exists and has this token, but cannot be read.
                 number, token = _of(mark, "id"), _of(mark, "token")
             else:
-                number = _of(mark, "id") or secrets.token_hex(8)
-                token = secrets.token_hex(16)
+                number = _of(mark, "id") or os.urandom(8).hex()
+                token = os.urandom(16).hex()
                 told = {
                     "version": _VERSION,
                     "id": number,
@@ -173,7 +172,7 @@ class BucketOwner:
                     "previous": _of(listed.get(number), "token"),
                 }
                 write_mark(log_dir.disk, log_dir.path / FILE_NAME, told)
-            listed[number] = {"token": token, "log_dir": f"{socket.gethostname()}:{log_dir.path}"}
+            listed[number] = {"token": token, "log_dir": f"{os.uname().nodename}:{log_dir.path}"}
         key = disk.place + FILE_NAME
         lines = json.dumps({"version": _VERSION, "members": listed}, indent=1).encode()
         data = b"%s\n%s\n" % (lines, _crc_of(lines))
