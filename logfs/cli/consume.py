@@ -337,14 +337,17 @@ class _Consumer:
         most = most if left is None else min(most, left)
         start = max(place.taken, log.reader.log_start_offset)
         end = min(start + most, log.reader.log_end_offset)
-        if end <= start or self._is_refused:
+        if self._is_refused:
             return False
         if start > place.taken:
+            self._member.advance(log.name, start)
             self.is_whole = False
             _warn(
                 f"{log.name}: offsets {place.taken} to {start - 1} have left the log (retention or deletion) before "
                 "they were read"
             )
+        if end <= start:
+            return False
         if self._arguments.exec is None:
             self._printed.append(_Printed(log, start, end, self._pipe.written))
             self.is_whole &= self._printer.print_logs([log], [(start, end)])

@@ -119,6 +119,15 @@ def test_what_has_left_the_log_is_told(log_dir: Path, topic: str) -> None:
     assert done.returncode == 1
     assert done.stdout.decode().split() == expected(0, first=5)
     assert b"offsets 2 to 4 have left the log" in done.stderr
+    ok("delete-records", f"{log_dir}/orders-1", "--before", "10")
+    done = call("consume", f"{log_dir}/orders-1", "-g", "a", *END)
+    assert (done.returncode, done.stdout) == (0, b""), "the group begins there"
+    ok("append", f"{log_dir}/orders-1", stdin=b"x\n")
+    ok("delete-records", f"{log_dir}/orders-1", "--before", "11")
+    done = call("consume", f"{log_dir}/orders-1", "-g", "a", *END)
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert b"orders-1: offsets 10 to 10 have left the log" in done.stderr
+    assert ok("consume", f"{log_dir}/orders-1", "-g", "a", *END) == ""
     with Store(log_dir) as store:
         store.truncate("orders-0", 8)
     done = call("consume", f"{log_dir}/orders-0", "-g", "a", *END)
