@@ -227,10 +227,10 @@ class LogConfig:
         return cls(**_attributes(cls, values))
 
     def check_change(self, before: LogConfig) -> None:
-        """Raise `InvalidSetting` if tiering is enabled in `before` and disabled here, but remote segments are kept.
+        """Raise `InvalidSetting` if the change from `before` to `self` disables tiering but keeps remote segments.
 
-        They are kept if `remote.log.delete.on.disable` is false. KIP-950 forbids this, because nothing could read
-        them.
+        The remote segments are kept if `remote.log.delete.on.disable` is false. KIP-950 forbids such a change,
+        because nothing could read the segments afterwards.
         """
         disabled = before.remote_storage_enable and not self.remote_storage_enable
         if disabled and not self.remote_log_delete_on_disable:

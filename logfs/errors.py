@@ -58,7 +58,7 @@ class UnknownGroup(LogfsError, _MissingKey):
 
 
 class PartitionExists(LogfsError):
-    """The store already has the partition, or a log directory already has a file or directory of that name."""
+    """The partition exists already, or a log directory has another file or directory with the partition's name."""
 
 
 class PartitionNotEmpty(LogfsError):
@@ -83,8 +83,8 @@ class RecordTooLarge(LogfsError, ValueError):
 class InvalidRecord(LogfsError, ValueError):
     """The topic's settings do not allow a record, or input is malformed.
 
-    A record may lack a key in a compacted topic, or have a timestamp out of range. Malformed input is, for example, a
-    commit request that cannot be parsed.
+    For example, a record for a compacted topic has no key, or its timestamp is out of range. Malformed input is, for
+    example, a commit request that cannot be parsed.
     """
 
 
@@ -105,7 +105,7 @@ class OutOfOrderSequence(LogfsError, ValueError):
 
 
 class InvalidTransactionState(LogfsError, ValueError):
-    """The state of a transaction does not allow a batch or a call.
+    """A batch or a call is refused because of the state of a transaction.
 
     A transaction that has ended allows no call, and one in which an append has failed can only be aborted. While a
     producer has an open transaction, it may not send a batch that does not belong to the transaction.

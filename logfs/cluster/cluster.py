@@ -151,9 +151,9 @@ class Produced(NamedTuple):
 
     @property
     def is_unsure(self) -> bool:
-        """Whether it is unknown if the batch was appended, for example because the request timed out.
+        """Whether the response leaves open whether the batch was appended, for example after a timeout.
 
-        Only the log end offset of the partition shows whether it was.
+        In this case, compare the log end offset of the partition with the offset of the batch to find out.
         """
         return self.error in _UNSURE
 
@@ -162,10 +162,10 @@ _Part = TypeVar("_Part", Wanted, Outgoing)
 
 
 class EpochEnd(NamedTuple):
-    """The response for a partition: an error code, or the leader's last epoch at or below the requested epoch.
+    """The response for a partition: an error code, or an epoch of the leader and the offset at which it ends.
 
-    `end_offset` is the offset at which this epoch ends in the leader's log, -1 if the requested epoch is above all
-    epochs of the leader.
+    `epoch` is the leader's last epoch at or below the requested epoch, and `end_offset` the offset at which it ends
+    in the leader's log. Both are -1 if the requested epoch is above all epochs of the leader.
     """
 
     topic: str
@@ -529,7 +529,7 @@ def _check_addresses(servers: str) -> None:
 
 
 def _check_names(servers: str) -> None:
-    """Raise `ClusterError` if, by name resolution, none of the host names in `servers` exists.
+    """Resolve the host names in `servers`. Raise `ClusterError` if none of them exists.
 
     Without this check, kafka-python would try to resolve the names for 30 seconds.
     """

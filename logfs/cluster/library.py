@@ -1,6 +1,6 @@
 """Imports kafka-python, and converts its errors to `ClusterError`.
 
-kafka-python writes the reasons of failed connections only to its log, so they are taken from there.
+kafka-python writes the reasons of failed connections only to its log, so `Failures` takes the reasons from this log.
 """
 
 from __future__ import annotations

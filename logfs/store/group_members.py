@@ -43,9 +43,10 @@ class Place(NamedTuple):
 class GroupMember:
     """A member of a group: the partitions that it reads now, its progress in each of them, and its commits.
 
-    `places` has the progress in the partitions that this member has locked. A partition stays with the member until
-    its progress is committed. For example, a second member joins a group whose only member reads a-0 and a-1. At its
-    next `join`, the first member commits a-1 and releases it, and the second member locks it and begins there.
+    `places` has the progress in the partitions that this member has locked. In `join`, a member releases a partition
+    only after it has committed its progress in the partition. For example, a second member joins a group whose only
+    member reads a-0 and a-1. At its next `join`, the first member commits its progress in a-1, and releases a-1. At
+    its own next `join`, the second member locks a-1, and continues from the committed offset.
     """
 
     def __init__(

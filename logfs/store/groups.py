@@ -84,7 +84,7 @@ class Groups:
 
         Raises `InvalidName` and `OSError`. If no commit is found, also raises `PartitionFailed` if a partition of
         `__consumer_offsets` is offline, and `InvalidStore` if a log directory of the store is missing from the disk,
-        or is not open here and has a partition of `__consumer_offsets`: the commit may be there.
+        or has a partition of `__consumer_offsets` but was not opened: that partition may have the commit.
         """
         wanted = names.parse_directory(name)
         with self._following():
@@ -209,10 +209,10 @@ class Groups:
         self._forget(self.of(name), name)
 
     def check_open(self) -> None:
-        """Raise `InvalidStore` if a log directory that is not open here has a partition of `__consumer_offsets`.
+        """Raise `InvalidStore` if partitions of `__consumer_offsets` are in log directories that were not opened.
 
-        This is checked for the log directories of the store, because commits may be there. Raises `OSError` if one of
-        them cannot be read. A log directory that is missing from the disk is ignored.
+        The commits in these log directories of the store are unknown. A log directory that is missing from the disk
+        is ignored. Raises `OSError` if one cannot be read.
         """
         self._topic.check_open(may_be_absent=True)
 

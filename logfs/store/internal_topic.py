@@ -116,10 +116,11 @@ class InternalTopic:
                 raise PartitionFailed(f"{name.directory}: {self.what} are offline: {reason}")
 
     def check_open(self, *names: str, may_be_absent: bool = False) -> None:
-        """Raise `InvalidStore` if a log directory that is not open here has one of the topic's partitions.
+        """Raise `InvalidStore` if a log directory of the store that was not opened has a partition of the topic.
 
-        `names` are the partitions to look for, by default all. If a log directory of the store is missing from the
-        disk, `InvalidStore` is raised, too, unless `may_be_absent`. Raises `OSError` for an unreadable directory.
+        `names` are the partitions to look for, by default all. A log directory that is missing from the disk is
+        ignored if `may_be_absent` is true; otherwise `InvalidStore` is raised, because the directory may have such a
+        partition. Raises `OSError` for an unreadable directory.
         """
         here = " ".join(str(log_dir.path) for log_dir in self.registry.log_dirs)
         for path in self.registry.missing_log_dirs:
@@ -155,11 +156,11 @@ class Replay:
         self._generation = state.generation
 
     def catch_up(self) -> None:
-        """Apply the new records, or all records again after a truncation or a compaction of unread records.
+        """Apply the new records, or all records again if records that were not applied yet may have been removed.
 
-        A truncation changes the log's number `generation`. Compaction cleans the segments in order, from the first
-        one on. So it has removed no unread record as long as the log still has the segment that was active at the
-        last call.
+        All records are also applied again after a truncation, which changes the log's number `generation`. Compaction
+        cleans the segments in order of offsets. So as long as the log still has the segment that was active at the
+        last call, compaction has removed no record that was appended after that call.
         """
         log = self.log
         log.refresh()
@@ -191,7 +192,7 @@ class Replay:
         raise NotImplementedError
 
     def apply(self, batch: Batch) -> None:
-        """Apply those records of the next batch whose offsets are `end` or more.
+        """Apply those records of the next batch whose offsets are at or above `end`.
 
         Raises `Corrupt` if the batch cannot be read.
         """

@@ -120,7 +120,10 @@ def _check_log_dir(disk: Disk, path: Path) -> None:
 
 
 def _check_unique(found: Mapping[LogDir, move_recovery.FoundDirectories]) -> None:
-    """Raise `InvalidStore` for a partition in two log directories, unless another process may be moving it now."""
+    """Raise `InvalidStore` for a partition in two log directories, neither of which another process may write to.
+
+    If another process may write to one of them (`LogDir.live`), it may be moving the partition now.
+    """
     homes: dict[TopicPartition, LogDir] = {}
     for log_dir, each in found.items():
         for name, *_ in each.partitions:
@@ -177,7 +180,8 @@ class PartitionLoader:
     def find(self) -> None:
         """Find the partitions of the log directories that work, without loading any (kafka-storage 5.1).
 
-        Raises `InvalidStore`, before anything is changed, if a partition is in two of the directories.
+        Raises `InvalidStore`, before anything is changed, if a partition is in two of the directories;
+        `_check_unique` has an exception.
         """
         found: dict[LogDir, move_recovery.FoundDirectories] = {}
         for log_dir in self._registry.working:
@@ -241,9 +245,9 @@ class PartitionLoader:
         self._registry.homes[name.directory] = log_dir
 
     def include(self, name: str) -> None:
-        """Permit the load of a partition that the argument `only` has excluded: add the partition to `unloaded`.
+        """Add a partition that the argument `only` has excluded to `unloaded`, so that it can be loaded.
 
-        This does nothing for other partitions, and in a leased log directory.
+        This changes nothing if the partition is not excluded, is unknown, or is in a leased log directory.
         """
         registry = self._registry
         if name in registry or name in registry.offline or name not in registry.homes:
@@ -262,9 +266,10 @@ class PartitionLoader:
     def follow(self, name: str) -> Log | None:
         """Return a partition of a read-only store, even one that the store does not list; None if it is missing.
 
-        The store does not list a partition that the argument `only` excludes, or that is in a log directory that is
-        not open here. If `PartitionRegistry.partitions` has the partition, the result is another object for it. The
-        caller needs no lock, but only one thread at a time may call this. Raises the errors of a load.
+        The store does not list partitions that the argument `only` excludes, or that are in log directories that were
+        not opened. The result is never the object in `PartitionRegistry.partitions`: this method makes its own, and
+        keeps it for later calls. The caller needs no lock, but only one thread at a time may call this. Raises the
+        errors of a load.
         """
         log_dirs = {log_dir.path: log_dir for log_dir in self._registry.working}
         for path in self._registry.missing_log_dirs:
@@ -459,7 +464,7 @@ class PartitionLoader:
         return partition
 
     def _report(self, work: BackgroundOperation, size: int) -> None:
-        """Count `size` bytes as read by recovery, in `work` and in all, and report the progress of `work`.
+        """Add `size` to the bytes that recovery has read, in `work` and in `recovered_bytes`; report the progress.
 
         Raises `_LoadingStopped` after `stop`.
         """

@@ -178,8 +178,9 @@ class PartitionRegistry:
     ) -> None:
         """Record the outcome of a load: the partition, the error that takes it offline, or None.
 
-        None means that another process has removed the partition, or files of it, and that `refresh` may add it
-        again. The outcome is ignored if the log directory has failed, or the partition has left it, during the load.
+        None means that another process has removed the partition or some of its files. It is then forgotten, and a
+        later `refresh` adds it again if its directory exists. The outcome is ignored if, during the load, the log
+        directory has failed or the partition was forgotten.
         """
         name = unloaded.name.directory
         with self._settling:
@@ -195,7 +196,7 @@ class PartitionRegistry:
             del self.unloaded[name]
 
     def forget(self, name: str) -> None:
-        """Remove a partition that has left its log directory. The outcome of a load that is running is ignored."""
+        """Remove a partition from all mappings. If it is being loaded, `record_load` ignores the outcome later."""
         with self._settling:
             for known in (self.unloaded, self.partitions, self.offline, self.homes):
                 known.pop(name, None)
@@ -209,7 +210,7 @@ class PartitionRegistry:
         return self.homes[name].path
 
     def topic_id(self, topic: str) -> uuid.UUID | None:
-        """Return the id of a topic; None if it cannot be read from the `partition.metadata` of any partition."""
+        """Return the topic id in the first readable `partition.metadata` of a topic's partitions, or None."""
         for name in self.partitions_of(topic):
             log_dir = self.homes.get(name)
             if log_dir is not None and log_dir.failure is None:
@@ -279,7 +280,7 @@ class PartitionRegistry:
                 self.unloaded = {n: p for n, p in self.unloaded.copy().items() if n not in lost}
 
     def find_missing_log_dirs(self) -> None:
-        """Set `missing_log_dirs` to the log directories that `logfs.dirs` files list, but that are not open here."""
+        """Set `missing_log_dirs` to the log directories in the `logfs.dirs` files that this store has not opened."""
         if not self.disk.is_remote:
             here = {Path(os.path.realpath(each.path)) for each in self.log_dirs}
             every = whole_store((each.disk, each.path) for each in self.working)
@@ -295,8 +296,8 @@ class PartitionRegistry:
     def emptiest(self) -> LogDir:
         """Return the log directory for a new partition: the working one with the fewest partitions.
 
-        Raises `StoreClosed`, and `LogDirFailed` if none works, or if one failed before the names of its partitions
-        were read.
+        Raises `StoreClosed`. Raises `LogDirFailed` if no log directory works, or if one has failed before the names
+        of its partitions were read: it may have a partition with the name of the new one.
         """
         self.take_failed_offline()
         if not self.log_dirs:

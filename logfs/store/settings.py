@@ -214,7 +214,7 @@ class Settings:
         """Raise an error if a change of a settings file could not update its copies in all log directories.
 
         An outdated copy could be read later. Raises `LogDirFailed` if a log directory is offline, and `InvalidStore`
-        if a log directory of the store that is not open here has a copy.
+        if a log directory of the store that was not opened has a copy.
         """
         for disk, _ in self._all_log_dirs:
             if disk.failure is not None:

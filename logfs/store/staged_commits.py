@@ -133,7 +133,7 @@ class Commits:
             return self._commit(writer, sequence, files)
 
     def _check_open(self, writer: str) -> None:
-        """Raise `InvalidStore` if a log directory of the store that is not open here has commits of `writer`."""
+        """Raise `InvalidStore` if a log directory of the store that was not opened has commits of `writer`."""
         for path in self._registry.missing_log_dirs:
             if writer in read_commits(self._registry.disk, path).writers:
                 here = " ".join(str(log_dir.path) for log_dir in self._registry.log_dirs)
@@ -340,10 +340,10 @@ class Commits:
     def _is_present(self, home: LogDir, part: CommitPart) -> bool:
         """Whether the partition to which a decided commit appends `part` still exists.
 
-        Returns False also if the partition was deleted and another program has created a new one of the same name.
-        The existing partition counts as new if it has none of the staged files, and its log ends before
-        `part.base_offset` or this offset is not assigned. Raises `CommitPending` if the partition is not loaded, or
-        its log directory is not open here.
+        Returns False also if another program has deleted the partition and created a new one with its name. Unless
+        `part` is done, a partition counts as new if it has none of the staged files, and either its log ends below
+        `part.base_offset`, or that offset is `NO_PLACE`. Raises `CommitPending` if the partition is not loaded, or
+        if its log directory was not opened.
         """
         name = part.partition
         partition = self._registry.find(name)
@@ -372,12 +372,12 @@ class Commits:
     def clear_place(self, name: str) -> None:
         """Remove from the commit file the place where a decided commit's batches begin in the partition `name`.
 
-        The place is an offset and a position (bytes) in the log. The next opening of the store searches there for
-        batches that a crash has left. If the log start or the cleaner offset is above the place, the opening regards
-        the batches as appended. A compaction, a truncation or a new log start would make both wrong. So this must be
-        called before each change of the log that is not an append, and the log must not be changed if this raises
-        `LogfsError` or `OSError`. When the batches are appended later, they get a new place. Raises `WouldBlock` in a
-        thread that must not wait.
+        Call this before each change of the log that is not an append (a compaction, a truncation or a new log start),
+        and do not change the log if this raises `LogfsError` or `OSError`. The place is an offset and a position
+        (bytes) in the log. The next opening of the store searches for the batches at this position, and regards them
+        as appended if the log start or the cleaner offset is above this offset. After such a change, either could be
+        wrong. When the batches are appended later, they get a new place. Raises `WouldBlock` in a thread that must
+        not wait.
         """
         if name not in self.partitions():
             return
@@ -392,7 +392,7 @@ class Commits:
         """Drop what decided commits still have to append to the partition `name`, because it was deleted.
 
         This must be called before a new partition of that name is created. Raises `OSError`, and `CommitPending` if
-        the earlier partition may still be in a log directory that is not open here.
+        the earlier partition may still exist in a log directory that was not opened.
         """
         if name not in self.partitions():
             return
@@ -404,7 +404,7 @@ class Commits:
             self._change_parts(name, lambda part: replace(part, done=True))
 
     def _check_log_dir_open(self, home: LogDir, part: CommitPart) -> None:
-        """Raise `CommitPending` unless the log directory that the partition of `part` was in is open here."""
+        """Raise `CommitPending` if the log directory that the partition of `part` was in was not opened."""
         if part.log_dir and part.log_dir not in [str(known.path) for known in self._known]:
             raise CommitPending(
                 f"{home.path}: an unfinished commit must still write to {part.partition} in {part.log_dir}, which is "
@@ -425,11 +425,11 @@ class Commits:
     def reconcile(self, log_dir: LogDir, name: TopicPartition, directory: Path) -> bool:
         """Bring a partition's log and the commits that are decided but not done into agreement.
 
-        The caller must do this before it loads the partition, whose directory in `log_dir` is `directory`. For the
-        partition's part (`CommitPart`) of each such commit: if the log has all batches of the part, the part is
-        recorded as done. If a crash has left only some of them at the end of the log, they are cut off. If batches of
-        another writer follow them, nothing is cut off, and the part records how many of its batches the log has.
-        Returns whether files of the partition may have been changed.
+        The caller must do this before it loads the partition, whose directory in `log_dir` is `directory`. Each such
+        commit has a part (`CommitPart`) for the partition. If the log has all batches of the part, the part is
+        recorded as done. If a crash has left only some of these batches at the end of the log, they are cut off. If
+        batches of another writer are after the part's place, nothing is cut off, and the part records how many of its
+        own batches the log has. Returns whether files of the partition may have been changed.
 
         No lock is needed: an opening loads the partitions of decided commits before all others, one by one.
         """

@@ -161,7 +161,7 @@ class Store:
             raise
 
     def _make_parts(self) -> None:
-        """Make the parts of the store. None of them reads files now, except `Commits`: the commit files."""
+        """Make the parts of the store. `Commits` reads the commit files; the other parts read no files yet."""
         registry = self.registry
         self.groups = Groups(registry, self.create)
         self.transactions = Transactions(registry, self.create, self.groups)
@@ -371,8 +371,9 @@ class Store:
 
         Until then `undelete` can restore the partition. The committed offsets of consumer groups for the partition
         are removed, too, and with the last partition of a topic also the topic's settings. Raises `UnknownPartition`,
-        `NotWritable`, `InvalidStore` if a log directory of the store that is not open here has committed offsets, the
-        error that keeps the partition offline, and, with `only_empty`, `PartitionNotEmpty` if it has records.
+        `NotWritable`, the error that keeps the partition offline, `InvalidStore` if a partition of
+        `__consumer_offsets` is in a log directory of the store that was not opened, and, with `only_empty`,
+        `PartitionNotEmpty` if the partition has records.
         """
         self._check_writable(name)
         self.deleter.delete(name, only_empty=only_empty)

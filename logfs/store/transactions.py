@@ -103,9 +103,9 @@ class Transactions:
     def begin(self, transactional_id: str, timeout_ms: int = TIMEOUT_MS) -> Transaction:
         """Begin a transaction. An open transaction with the same id is aborted; its object then refuses all calls.
 
-        `timeout_ms` is only for a broker that takes over the log directory: the broker aborts the transaction when
-        this time has passed since the begin. Raises `InvalidName` for an empty or too long id, `NotWritable`, and the
-        errors of writes that end an earlier transaction with this id.
+        `timeout_ms` is only for a broker that takes over the log directory: the broker aborts the transaction when it
+        has been open for this time. Raises `InvalidName` for an empty or too long id, `NotWritable`, and the errors
+        of writes that end an earlier transaction with this id.
         """
         if not transactional_id or len(transactional_id.encode()) > 2**15 - 1:
             raise InvalidName(
@@ -316,7 +316,8 @@ class Transaction:
         """Append records to a partition, and return the offset of the first.
 
         Raises the errors of `Partition.append`, `InvalidProducerEpoch` if a later transaction has aborted this one,
-        and `InvalidTransactionState` if this one has ended, or an append has failed: it can then only be aborted.
+        and `InvalidTransactionState` if this one has ended, or if an earlier append of it has failed. After a failed
+        append, only `abort` is possible.
         """
         with self._transactions.running(self):
             return self._append(self._transactions.writable(name), records, coordinator=False)

@@ -56,7 +56,7 @@ NO_MOUNT = frozenset(
 
 
 class NoAnswer(Exception):
-    """The mount ended before it answered a request. The caller may send the request again."""
+    """A mount has ended. The caller may try again: it sent no request yet, or one that is safe to execute twice."""
 
 
 def find_mount(log_dir: Path) -> Path | None:
@@ -141,8 +141,8 @@ def call(
 def ask(mounted: Path, request: Request, report: Report = lambda done, total: None) -> Answer:
     """Send a request to the mount at the mountpoint `mounted`, and return the answer.
 
-    Raises the errors of the request, `RequestInterrupted` if the mount ends during the request, `NoAnswer` if it has
-    ended before the request was sent, and `NotWritable` if this user may not send requests.
+    Raises the errors of the request, `NoAnswer` if the mount has ended before the request was sent,
+    `RequestInterrupted` if the mount ends later, and `NotWritable` if this user may not send requests.
     """
     line = format_request(request)
     # Check the request before it is sent, for a clear error: a mount that refuses it returns only an errno.

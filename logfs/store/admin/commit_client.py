@@ -1,4 +1,4 @@
-"""Functions that append staged batches or create partitions, for a process that has not opened the store.
+"""Commits staged batches, discards staged files and creates partitions, from a process without an open store.
 
 Each function uses the mount of the log directories or, if they are not mounted, opens a `Store` for the call. While
 another process, such as a broker, holds the directories, a function waits for a limited time, and then raises

@@ -67,8 +67,8 @@ class Request:
     def grows(self) -> Collection[str]:
         """Return the partitions to which the request appends, without those of internal topics.
 
-        The partitions count even if the request fails, because the store may append to them later: a `Commit` that is
-        decided but could not be done is finished by upkeep.
+        These partitions may grow even after the request has failed: upkeep finishes a `Commit` that is decided but
+        could not be done.
         """
         return ()
 
@@ -474,7 +474,7 @@ def _adding(report: Report, total: int) -> Callable[[int], None]:
 
 
 def check_topic(store: Store, topic: str) -> None:
-    """Raise `UnknownPartition` unless the topic has a partition or a setting that was changed."""
+    """Raise `UnknownPartition` if the topic has neither partitions nor changed settings (overrides)."""
     if not store.registry.partitions_of(topic) and not store.settings.topic_overrides(topic):
         where = ", ".join(str(log_dir.path) for log_dir in store.log_dirs)
         raise UnknownPartition(

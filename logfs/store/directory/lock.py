@@ -70,7 +70,7 @@ class Lock:
             _held[self._identity] = self
 
     def release(self) -> None:
-        """Remove the lock file, as a broker does, unless another file has replaced it; then release the lock."""
+        """Release the lock, after removing the lock file as a broker does. A file that has replaced it is kept."""
         try:
             if self.is_in_place():
                 self._disk.unlink(self._file.path)

@@ -177,10 +177,10 @@ class LogDir:
         return self.disk.failure
 
     def check_in_place(self) -> None:
-        """Take the directory offline if it, or its lock file, was unmounted, moved away or replaced since `open`.
+        """Take the directory offline if it is no longer at its path, or if its lock file was removed or replaced.
 
-        Without this check, writes after an unmount would go to the directory that the mount had covered. The check
-        costs two calls of `stat`.
+        For example, after an unmount the directory that the mount had covered is at the path. Without this check,
+        writes would go to that directory. The check costs two calls of `stat`.
         """
         if self.failure is not None or not isinstance(self._lock, Lock):
             return
@@ -196,12 +196,11 @@ class LogDir:
             self.disk.fail(error)
 
     def has_changed(self) -> bool:
-        """Read the directory's files again if it has changed since the last read; return whether it has.
+        """Return whether the directory may have changed since the last read; if so, bring this object up to date.
 
-        The files are the checkpoints and the clean-shutdown marker; who holds the lock is found out again, too. The
-        directory has certainly not changed if its mtime shows that no name in it was added, removed or replaced. In
-        case of doubt it counts as changed. Only read-only stores call this. Raises `OSError` if the directory cannot
-        be read.
+        This reads the checkpoints, whether the clean-shutdown marker exists, and whether another process holds the
+        lock. The result is False only if the directory's mtime proves that no name in the directory was added,
+        removed or replaced. Only read-only stores call this. Raises `OSError` if the directory cannot be read.
         """
         found, is_settled = self.disk.stat_settled(self.path, follow=True)
         if found.mtime_ns == self._seen:
@@ -224,7 +223,7 @@ class LogDir:
         return is_same and found.mtime_ns == self._seen
 
     def look_again(self) -> None:
-        """Make the next call of `has_changed` read everything again and return True."""
+        """Make the next call of `has_changed` return True, even if the directory's mtime is the same."""
         self._seen = None
 
     def write_offsets(
@@ -264,7 +263,7 @@ class LogDir:
         )
 
     def note_store(self, every: frozenset[Path]) -> None:
-        """Write the paths of the store's log directories durably to `logfs.dirs`, unless the file has them."""
+        """Write `every`, the paths of the store's log directories, durably to `logfs.dirs`, if the file differs."""
         here = Path(os.path.realpath(self.path))
         if store_dirs(self.disk, self.path) != (here, every):
             told = {"here": str(here), "log_dirs": sorted(map(str, every))}

@@ -41,10 +41,10 @@ class _Partition(Protocol):
 class PermissionTable:
     """The `Access` of the virtual files in a partition's directory, by name; "" is the name of the directory itself.
 
-    A file whose access was never set has the directory's owner and mode bits. These bits are limited to those that
-    the file or subdirectory allows, such as 0444 for files that are only read (`allowed_bits` of its node). If the
-    access of the directory itself was never set, it has the mode and owner that it has on the disk. A read-only store
-    reads the table again whenever another process has changed it.
+    A virtual file or subdirectory whose access was never set has the owner and the mode bits of the partition's
+    directory, without the bits that its node does not allow (`allowed_bits`): a file that cannot be written has at
+    most 0444. If the access of the directory itself was never set, its owner and mode bits are those of the directory
+    on the disk. A read-only store reads the table again whenever another process has changed it.
     """
 
     def __init__(self, partition: _Partition) -> None:
@@ -61,7 +61,10 @@ class PermissionTable:
         self._read()
 
     def _state_of_file(self) -> tuple[int, int]:
-        """Return the inode number and mtime (ns) of `logfs.modes`, which every change alters; (0, 0) if missing."""
+        """Return the inode number and mtime (ns) of `logfs.modes`, or (0, 0) without this file.
+
+        Each change of the permissions replaces the file, so the result shows whether they have changed.
+        """
         try:
             found = self._partition.disk.stat(self._path)
         except FileNotFoundError:

@@ -7,9 +7,8 @@ was meant.
 
 A directory is a log directory if it has a file that only log directories have (a checkpoint, `meta.properties`, a
 settings file of logfs), or a partition: a directory named TOPIC-NUMBER with a segment, `partition.metadata` or
-`leader-epoch-checkpoint` in it. The name alone proves nothing, for `firefox-128` has that form, too. Nor does it show
-what the given path itself is, because log directories often have names such as `data-0`: the path is a partition if
-such files are directly in it.
+`leader-epoch-checkpoint` in it. The name alone proves nothing: `firefox-128` has that form, too, and a log directory
+may have a name such as `data-0`. So a path counts as a partition only if files of a partition are directly in it.
 """
 
 from __future__ import annotations
@@ -405,8 +404,8 @@ def _around(path: Path) -> str | None:
     """Return the log directory that contains a path, or None. A log directory must not be created in another one.
 
     Each directory above `path` counts as a log directory if it has a file that only log directories have. If `path`
-    has a partition's name, its parent directory also counts if it holds a partition. With any other name of `path`,
-    such a parent directory may be, for example, a home directory with a copy of a partition.
+    has a partition's name, its parent directory also counts if it holds a partition. If `path` has another name, a
+    partition in the parent directory is no proof: the parent may be a home directory with a copy of a partition.
     """
     if _is_partition_name(path.name) and _is_log_dir(path.parent):
         return str(path.parent)

@@ -187,7 +187,8 @@ class Compactor(Maintenance):
 
         More than one round is needed if the keys do not all fit in memory. With `roll` the active segment is sealed
         first, so that it is compacted, too. `progress` is called with the number of bytes of each read and write.
-        Raises `InvalidSetting` if `cleanup.policy` has no `compact`, `CleaningAborted`, `Corrupt` for damaged
+        Raises `InvalidSetting` if `cleanup.policy` has no `compact`, `CleaningAborted` if meanwhile segments are
+        cut or deleted, `compact` is removed from `cleanup.policy`, or the store is closed, `Corrupt` for damaged
         records, `Unsupported` for records in old formats, `PartitionFailed` and `OSError`.
         """
         self._check(name)

@@ -46,7 +46,8 @@ class Deletion(NamedTuple):
 
     The partition was deleted at `deleted_ms`, and its files are kept until `due_ms` (ms since the epoch).
     `cleaner_offset` is -1 for a log that was never compacted. `commits` has the committed offset of each group. If
-    `is_finished` is False, a crash may have left the settings and committed offsets in the store.
+    `is_finished` is False, the store may still have the settings and committed offsets, as after a crash;
+    `Deleter.finish` removes them.
     """
 
     partition: str

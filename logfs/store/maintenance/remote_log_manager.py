@@ -70,7 +70,7 @@ class CopyPlan(NamedTuple):
 class RemoteLogManager(Maintenance):
     """Copies segments of a store into an object store, and deletes remote segments. Any thread may call it.
 
-    One call copies at a time. Another call may delete at the same time, because copying may take hours.
+    Copies run one at a time, and so do deletions. A deletion does not wait for a copy, which may take hours.
     """
 
     def __init__(self, context: MaintenanceContext) -> None:
@@ -139,7 +139,7 @@ class RemoteLogManager(Maintenance):
     def copy(self, name: str, progress: Progress = lambda _: None) -> CopyPlan:
         """Copy the segments that `plan` returns, one after another, and return those that were copied.
 
-        `progress` is called with each number of bytes before they are sent, and again before they are read back.
+        `progress` is called with the size of each piece of data before it is sent, and again before it is read back.
         After an error, the segments that were completely copied stay copied. Raises `InvalidSetting` if the topic is
         not tiered, `NotWritable` if the bucket belongs to another store, `RemoteStorageError`, `PartitionFailed`,
         `Corrupt` and `OSError`.
@@ -368,9 +368,10 @@ class RemoteLogManager(Maintenance):
                 self.deleted_segments += 1
 
     def run_due(self) -> None:
-        """Delete and copy remote segments if `remote.log.manager.task.interval.ms` has passed, or a retry is due.
+        """Delete remote segments and copy local ones, if the interval of this task has passed or a retry is due.
 
-        Failed work is logged, and retried by a later call (`Backoff`).
+        The interval is `remote.log.manager.task.interval.ms`. Failed work is logged, and retried by a later call
+        (`Backoff`).
         """
         registry, task = self._registry, MaintenanceTask.TIERING
         broker, now_ms = registry.settings.broker_config, registry.clock()
@@ -461,7 +462,7 @@ def _describe(
     content: SegmentContent,
     now_ms: int,
 ) -> RemoteSegment:
-    """Return the metadata record that a copy of a segment starts now.
+    """Return a metadata record of a copy of `segment` that starts now.
 
     Raises `RemoteStorageError` if the segment has no leader epoch.
     """

@@ -67,9 +67,10 @@ def check(log_dirs: Path | Sequence[Path], progress: Progress | None = None) -> 
 def _check_until_sure(
     store: Store, log_dirs: Path | Sequence[Path], name: str, report: Progress
 ) -> Iterator[Finding]:
-    """Audit a partition. Repeat the audit if files in which errors were found changed during it.
+    """Audit a partition, and yield the findings. Repeat the audit if a change of files may have caused its errors.
 
-    An error is yielded if the files that it concerns did not change, or if every audit found it.
+    Such an error is doubtful: another process may have changed the files during the audit (`_is_about`). After the
+    last audit, a doubtful error is yielded only if all audits found it. All other findings are yielded.
     """
     found_always: set[Finding] = set()
     with ExitStack() as opened:

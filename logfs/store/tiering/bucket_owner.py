@@ -82,7 +82,7 @@ class BucketOwner:
         return self._why_not(self._members())
 
     def is_copy(self) -> bool:
-        """Whether the `logfs.owner` file of a log directory shows that the directory is a copy.
+        """Whether at least one log directory of this store is a copy, as its file `logfs.owner` shows.
 
         This does not read the bucket. Raises `OSError`.
         """

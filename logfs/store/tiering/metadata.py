@@ -1,8 +1,8 @@
 """The metadata of all remote segments, in the records of Kafka's topic `__remote_log_metadata` (KIP-405).
 
 Each partition of the topic is read completely once; later calls read only the new records. So a read-only store sees
-which segments another process copies and deletes. The metadata partition of a partition is the one in this topic that
-has the records about its remote segments.
+which segments another process copies and deletes. The *metadata partition* of a partition P is the partition of this
+topic that has all records about the remote segments of P.
 """
 
 from __future__ import annotations

@@ -220,11 +220,11 @@ class TieredLogs:
         """Put the remote segments of a partition, if it has any, in front of its log, which was just loaded.
 
         The log begins at `log_start_offset`, the offset in the checkpoint, or at the offset of its first leader epoch
-        if that is higher. From there on, reads of an offset that is in no segment raise an error. In three cases the
-        log begins at its first segment instead: without a leader epoch; in a broker's directory (`is_brokers`),
-        because a broker deletes segments before it writes the epochs; and in a directory to which another process
-        writes (`is_live`), if the metadata partition exists, because segments may have been deleted since the
-        checkpoint was read.
+        if that is higher. Later offsets that are in no segment are missing: reads of them raise an error. In three
+        cases the log begins at its first segment instead: if it has no leader epoch; in a broker's directory
+        (`is_brokers`), because a broker deletes segments before it writes the epochs; and in a directory to which
+        another process writes (`is_live`), if the metadata partition exists, because segments may have been deleted
+        since the checkpoint was read.
 
         Raises the errors of `of`. In a writable store, raises `Corrupt` if the local log ends at a lower offset than
         the remote segments: appends would assign the offsets of copied records again.
@@ -247,11 +247,12 @@ class TieredLogs:
         partition.attach_remote(remote, log_start_offset)
 
     def _between(self, partition: Log, log_start_offset: int, offset: int) -> Sequence[Segment]:
-        """Return the result of `TieredLog.segments_between`, also for a topic that became tiered after the load.
+        """Return the result of `TieredLog.segments_between` for the present log start and settings.
 
-        A reader calls this after it has listed the local segments. Since `log_start_offset` was read, another process
-        may have advanced the log start, and have deleted segments. So the log start is read again from the
-        checkpoint, and segments below the new log start do not count as missing.
+        A reader calls this after it has listed the local segments. Another process may have changed the log since it
+        was loaded. It may have enabled tiering: if the topic is not tiered, its settings are read again. It may also
+        have advanced the log start and deleted segments: the log start is read again from the checkpoint, so that
+        segments below it do not count as missing.
         """
         log = self.of(partition)
         if log is None:
