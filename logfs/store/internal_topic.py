@@ -62,13 +62,13 @@ class InternalTopic:
     def partition_count(self) -> int:
         """Return the number of partitions: the setting, or the number that a broker chose.
 
-        If the setting was not changed in this store, and the partitions that are not offline are numbered 0, 1, 2, …
-        without a gap, then a broker is assumed to have created them, and their number is returned.
+        If the setting was not changed in this store, and the partitions, offline ones included, are numbered 0, 1, 2,
+        … without a gap, then a broker is assumed to have created them, and their number is returned.
         """
         settings = self.registry.settings
         if self.count_setting not in settings.broker_overrides:
-            here = {log.partition for log in self.logs()}
-            if here and max(here) == len(here) - 1:
+            here = self.registry.partitions_of(self.topic)
+            if here and here[-1] == f"{self.topic}-{len(here) - 1}":
                 return len(here)
         return int(getattr(settings.broker_config, self.count_setting.replace(".", "_")))
 

@@ -172,13 +172,18 @@ class Transactions:
                     )
 
     def _states(self) -> dict[str, TransactionState]:
-        """Return the state of each transactional id, by id. The caller must hold `_lock`."""
+        """Return the state of each transactional id, by id. The caller must hold `_lock`.
+
+        After a change of the number of partitions, several of them may have a state of an id. The newest is returned.
+        """
         known = {replay.log: replay for replay in self._replays}
         self._replays = [known.get(log) or _Replay(log) for log in self._topic.logs()]
         found: dict[str, TransactionState] = {}
         for replay in self._replays:
             replay.catch_up()
-            found |= replay.states
+            for name, state in replay.states.items():
+                if _age(state) >= _age(found.get(name, state)):
+                    found[name] = state
         return found
 
     def _ended(self, state: TransactionState) -> TransactionState:
@@ -402,3 +407,8 @@ class _Replay(Replay):
             self.states.pop(name, None)
         else:
             self.states[name] = parse_state(name, value)
+
+
+def _age(state: TransactionState) -> tuple[int, int]:
+    """Return a value that is greater for a later state of the same transactional id."""
+    return state.updated_ms, state.producer_epoch

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import time
+from contextlib import suppress
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
@@ -515,6 +516,29 @@ def test_the_number_of_partitions_can_change(store: Store, topic: Partition) -> 
     assert offsets(store) == {"g1": 4, "g2": 6}
     assert store.groups.forget("g1", "orders-0")
     assert offsets(store) == {"g2": 6}
+
+
+def test_an_offline_partition_counts(log_dir: Path) -> None:
+    """A group commits where it has committed before, also while another partition, the last one, is offline."""
+    with Store(log_dir) as store:
+        store.create("orders-0").append([b"a", b"b", b"c"])
+        for number in range(5):
+            store.create(f"__consumer_offsets-{number}")
+        groups = [f"g{n}" for n in range(20)]
+        for group in groups:
+            store.groups.commit(group, "orders-0", 1)
+    (epochs := log_dir / "__consumer_offsets-4/leader-epoch-checkpoint").write_text("nonsense")
+    with Store(log_dir) as store:
+        assert [*store.offline] == ["__consumer_offsets-4"]
+        written = []
+        for group in groups:
+            with suppress(PartitionFailed):
+                store.groups.commit(group, "orders-0", 3)
+                written.append(group)
+        assert 0 < len(written) < len(groups)
+    epochs.unlink()
+    with Store(log_dir) as store:
+        assert offsets(store) == {group: 3 if group in written else 1 for group in groups}
 
 
 def test_an_offline_partition_is_named(log_dir: Path) -> None:

@@ -198,6 +198,31 @@ def test_what_a_process_leaves_open_is_aborted_by_the_next(log_dir: Path, clock:
         assert committed(log) == [b"new"]
 
 
+def test_the_number_of_partitions_can_change(log_dir: Path, clock: Clock) -> None:
+    """The newest state of an id counts, wherever it is, also after a restart."""
+    ids = [f"id {number}" for number in range(12)]
+    with Store(log_dir, clock=clock) as store:
+        log = store.create("a-0")
+        for name in ids:
+            transaction = store.transactions.begin(name)
+            transaction.append("a-0", [b"1"])
+            store.settings.set_broker("transaction.state.log.num.partitions", "10")
+            transaction.commit()
+            for _ in range(3):
+                transaction = store.transactions.begin(name)
+                transaction.append("a-0", [b"1"])
+                transaction.commit()
+            store.settings.set_broker("transaction.state.log.num.partitions", "50")
+    with Store(log_dir, clock=clock) as store:
+        log = store["a-0"]
+        assert log.last_stable_offset == log.log_end_offset
+        for name in ids:
+            transaction = store.transactions.begin(name)
+            transaction.append("a-0", [b"2"])
+            transaction.commit()
+        assert committed(log) == [b"1"] * 48 + [b"2"] * 12
+
+
 @pytest.mark.parametrize("lazy", [False, True])
 def test_a_brokers_transaction_is_aborted_after_its_timeout(
     log_dir: Path, clock: Clock, lazy: bool
