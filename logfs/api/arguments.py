@@ -1,4 +1,4 @@
-"""Checks of arguments. They refuse wrong types that Python would accept, and their errors name the argument."""
+"""Checks of arguments. Their errors name the argument. A bool does not count as a number."""
 
 from __future__ import annotations
 

@@ -32,10 +32,10 @@ def add_chunk(
 ) -> bool:
     """Read the next chunk of a partition, from offset `start` on, and append an `Entry` for each record to `entries`.
 
-    `make` converts each record to the item that its entry has. Returns True if the read succeeds, even if it finds no
+    `make` converts each record to the item of its `Entry`. Returns True if the read succeeds, even if it finds no
     record. If the read fails and `entries` is empty, raises the error: `OffsetOutOfRange`, `DamagedRange` or another
-    `LogfsError`. If the read fails and `entries` has entries, returns False. The caller must consume these entries
-    before its next call. That call begins where this read failed, and raises the error.
+    `LogfsError`. If the read fails and `entries` is not empty, returns False, and the caller must first consume
+    `entries`. A later call with empty `entries`, from the offset after the last consumed record on, raises the error.
     """
     end = min(reader.log_end_offset, start + _OFFSETS)
     if end <= start:

@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 class PartitionColumns(Columns):
     """Records of one partition as numpy arrays: `Columns` with the topic's name and the partition's number.
 
-    The methods return tables with the columns of Spark's Kafka source: key, value, topic, partition, offset,
+    The `to_` methods return tables with the columns of Spark's Kafka source: key, value, topic, partition, offset,
     timestamp, timestampType, headers. Keys and values are bytes, and `timestamp` has milliseconds in UTC. The object
     can also be given to a library that reads Arrow's C stream interface, as in `polars.DataFrame(columns)`.
 
-    All conversions need pyarrow. They raise `ModuleNotFoundError` if pyarrow or the package of the table is not
-    installed, and `ValueError` if the keys or the values have 2 GiB or more in total.
+    Each conversion needs pyarrow; `to_pandas` also needs pandas, and `to_polars` polars. The conversions raise
+    `ModuleNotFoundError` if a package that they need is not installed, and `ValueError` if the keys or the values
+    have 2 GiB or more in total.
     """
 
     topic: str

@@ -34,13 +34,13 @@ _COMMIT_SECONDS = 1.0
 class Consumer:
     """A member of a consumer group: an iterator over the records of the partitions that are assigned to it now.
 
-    The members of a group on one machine, made here or by `logfs consume`, divide the partitions among themselves. If
-    a member joins or leaves, the others notice at a later `next`. A member begins to read a partition at the group's
-    committed offset. The group gets each record at least once: after a crash, it gets the records since the last
-    commit again.
+    The members of a group on one machine, each a `Consumer` or a process of `logfs consume`, divide the partitions
+    among themselves. If a member joins or leaves, the others notice at a later `next`. A member begins to read a
+    partition at the group's committed offset. The group gets each record at least once: after a crash, it gets the
+    records since the last commit again.
 
     With `auto_commit`, `next` commits, at most once a second, the records that earlier calls returned. `close` and
-    the end of a `with` block commit all returned records; if an error ends the block, it commits nothing.
+    the end of a `with` block commit all returned records. If an error ends the block, there is no commit at its end.
     Without `auto_commit`, only `commit` commits. A commit is durable when it returns. If the store is open read-only,
     the mount of the log directories executes the commit; without a mount, the directories are opened for writing
     during the commit. While another process holds the log directories, `next` postpones its commits, and `commit` and
@@ -117,9 +117,10 @@ class Consumer:
         return self
 
     def __next__(self) -> ConsumerRecord:
-        """Return the next record. The record returned before it counts as consumed from now on.
+        """Return the next record. This call also marks the record that the previous call returned as consumed.
 
-        Raises `StopIteration` if no record comes within the timeout.
+        Raises `StopIteration` if no record comes within the timeout. While another member has yet to release a
+        partition to this member, the iteration does not end.
         """
         since = time.monotonic()
         while True:
@@ -186,10 +187,10 @@ class Consumer:
         return [*found]
 
     def _join_if_due(self) -> None:
-        """Release and take partitions as the present members and partitions require.
+        """Release the partitions now assigned to other members, and start to read those assigned to this member.
 
-        A partition that was deleted and created again is read anew. Does nothing if the last such work ended less
-        than 0.1 seconds ago, or less than ten times its own duration ago.
+        A partition that was deleted and created again is read anew. A call does nothing if too little time has passed
+        since the last call that did something: less than 0.1 seconds, or less than ten times that call's duration.
         """
         now = time.monotonic()
         if now < self._join_at:

@@ -28,10 +28,11 @@ _LONGEST_PAUSE = 0.1
 class Following(Generic[R]):
     """An iterator, also for `async for`, over the records of one or several partitions from given offsets on.
 
-    At the log end the iterator waits for new records. The iteration ends if none comes within the timeout; a later
-    loop over the object goes on where it ended. The iteration raises `OffsetOutOfRange` if retention has deleted the
-    next records, and `DamagedRange` at damage. After these errors, `seek` sets another offset to go on at. The
-    iteration raises `StoreClosed` if another thread closes the store. Only one thread or task may use the object.
+    At the log end the iterator waits for new records. The iteration ends if none comes within the timeout; another
+    loop over the object continues with the next record. The iteration raises `OffsetOutOfRange` if retention has
+    deleted the next records, and `DamagedRange` at damage. After these errors, call `seek` with the offset at which
+    to continue. The iteration raises `StoreClosed` if another thread closes the store. Only one thread or task may
+    use the object.
     """
 
     def __init__(

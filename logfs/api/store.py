@@ -250,10 +250,11 @@ class Store(Mapping[str, Partition]):
         isolation: str = "read_uncommitted",
         auto_commit: bool = True,
     ) -> Consumer:
-        """Return a member of a consumer group that reads topics, or partitions, by name.
+        """Return a `Consumer`, which is a new member of a consumer group.
 
-        See `Consumer`. `begin` is where to begin in a partition for which the group has committed no offset. The
-        iteration ends when no record has come for `timeout` seconds; without a `timeout` it never ends.
+        `topics` has the names of topics or of partitions. `begin` is where to begin in a partition for which the
+        group has committed no offset. The iteration ends when no record has come for `timeout` seconds; without a
+        `timeout` it never ends.
         """
         return Consumer(
             self,

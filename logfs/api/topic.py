@@ -71,8 +71,8 @@ class Topic:
     def append_many(self, records: Iterable[Value | Record]) -> Sequence[tuple[int, int]]:
         """Append records, and return the partition number and the offset of each.
 
-        The partitions are chosen as for `append`. After an error, the records of some partitions may have been
-        appended. Raises the errors of `append`.
+        The partitions are chosen as for `append`. Raises the errors of `append`. After an error, it is possible that
+        the records for some partitions were appended, and those for others were not.
         """
         self._store._for_writing(self.name)
         return self._partitions.append(records)
@@ -140,11 +140,12 @@ class Topic:
 
 
 class TopicSettings(MutableMapping[str, str]):
-    """The values in force of a topic's settings, as texts by Kafka's names: `topic.settings["retention.ms"]`.
+    """The settings of a topic as a mapping from names to values: `topic.settings["retention.ms"]`.
 
-    The mapping has every setting. An assigned value may have a unit ("7d", "10GB"). An assignment is durable, and in
-    force at once. `del` removes the topic's own value, so that the store's value or the default is in force again.
-    Raises `UnknownSetting` (a `KeyError`) and, for an invalid value, `InvalidSetting` (a `ValueError`).
+    The mapping has all topic settings, by Kafka's names, each with the value in force, as text. An assigned value may
+    have a unit ("7d", "10GB"). An assignment is durable, and in force at once. `del` removes the topic's own value;
+    then the store's value or the default is in force. Raises `UnknownSetting` (a `KeyError`) and, for an invalid
+    value, `InvalidSetting` (a `ValueError`).
     """
 
     def __init__(self, store: Store, topic: str) -> None:

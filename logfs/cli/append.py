@@ -173,10 +173,10 @@ def _append(
 
 
 def _read(file: BufferedReader, appender: Appender, lines: KeyedLines | None) -> bytes:
-    """Return the next bytes of input, b"" at its end.
+    """Return the next bytes of `file`, b"" at the end of the file.
 
-    With `--start`, one record may have several lines. If no further input comes for a second after a complete line,
-    the record that ends with this line is appended.
+    With `--start`, a record is complete only when the first line of the next record arrives. If no further input
+    comes for a second after a complete line, this function appends the record that ends with this line.
     """
     if lines is not None and lines.is_waiting:
         ready, _, _ = select.select([file], [], [], _PAUSE_SECONDS)

@@ -298,8 +298,8 @@ def partition(store: Store, wanted: Target) -> Log:
 def check_partition_exists(wanted: Target) -> None:
     """Raise `UnknownPartition` if no log directory has the partition.
 
-    Raises `OSError` if a log directory could not be searched and the others lack the partition, and `NotWritable` for
-    a bucket.
+    A directory of the partition that ends in `-delete` also counts, because a move leaves one. Raises `OSError` if
+    the partition is not found and a log directory could not be searched, and `NotWritable` for a bucket.
 
     Call this before the store is opened for writing, which rewrites the clean-shutdown marker: a command for a
     missing partition must not change the directories.
@@ -323,10 +323,11 @@ def _check_local(path: Path) -> None:
 
 
 def check_deleted(wanted: Target) -> None:
-    """Raise `UnknownPartition` if the log directories of `wanted` have no deleted partition, whatever its name.
+    """Raise `UnknownPartition` if the log directories of `wanted` have no deleted partition.
 
-    Call this before the store is opened for writing, for the reason in `check_partition_exists`. Raises `NotWritable`
-    for a bucket, and `OSError` for a directory that cannot be read.
+    The name in `wanted` is not checked: a deleted partition of another name also counts. Call this before the store
+    is opened for writing, for the reason in `check_partition_exists`. Raises `NotWritable` for a bucket, and
+    `OSError` for a directory that cannot be read.
     """
     for path in wanted.log_dirs:
         _check_local(path)

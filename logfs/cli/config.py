@@ -81,8 +81,8 @@ def _split_topic(directories: Sequence[Path]) -> tuple[Sequence[Path], str]:
 def _is_setting(word: str) -> bool:
     """Whether a word, NAME or NAME=VALUE, is a setting, and not the path of a log directory.
 
-    A word with a slash in NAME is a path. A word without `=` is a setting if NAME is that of a topic setting, or
-    contains a dot, and no such file exists.
+    A word with a slash in NAME is a path. Other words with `=` are settings. A word without `=` is a path if
+    this path exists. If not, the word is a setting if it contains a dot, or is the name of a topic setting.
     """
     from logfs.setting import TOPIC_SETTINGS
 

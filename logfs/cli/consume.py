@@ -82,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Consume records until a limit is reached, a signal arrives, or the command of `--exec` fails.
 
-    The exit code is 1 if a record could not be read, if offsets were deleted before they were read, or if that
+    The exit code is 1 if a record could not be read, if records were deleted before they were read, or if the
     command failed. After a signal, it is 128 plus the signal's number. Raises `NotWritable` for a bucket, and the
     errors of `OpenLogs` and `GroupMember`.
     """
@@ -144,7 +144,7 @@ class _Printed(NamedTuple):
 class _Consumer:
     """Consumes the partitions that are assigned to one member of a consumer group.
 
-    `is_whole` is False once a record could not be read, offsets were deleted before they were read, or the command of
+    `is_whole` is False once a record could not be read, records were deleted before they were read, or the command of
     `--exec` has failed.
     """
 
@@ -228,9 +228,10 @@ class _Consumer:
         return self._member.places[batch.log.name].taken >= batch.end
 
     def _offset_after(self, batch: _Printed, taken: int) -> int:
-        """Return the offset below which all text of a batch is in the first `taken` bytes of the output.
+        """Return the largest offset in a batch such that the reader of the output has taken all records below it.
 
-        The result is the start offset of the batch if these bytes end before the text of the batch.
+        `taken` is how many bytes of the output the reader has taken. If it has not taken all bytes before the text of
+        the batch, the result is the start offset of the batch.
         """
 
         def is_left(end: int) -> bool:
@@ -247,7 +248,8 @@ class _Consumer:
     def _try_to_commit(self, name: str | None = None) -> bool:
         """Commit the offset of the partition `name`, or of all partitions if `name` is None, and return True.
 
-        If another process holds the lock of the log directory, return False, and warn unless this was done already.
+        If another process holds the lock of the log directory, return False. Of several such failures in a row, only
+        the first prints a warning.
         """
         try:
             self.commit(name)

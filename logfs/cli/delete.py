@@ -18,8 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Delete the partitions: rename their directories to names that end in `-delete`.
 
-    For each partition, print until when `logfs undelete` can bring it back. After that time, the files
-    are removed by a mount in the background, or when the store is next opened for writing.
+    For each partition, print until when `logfs undelete` can bring it back, or that it cannot. After that time, a
+    mount removes the files in the background, or the next opening of the store for writing removes them.
     """
     from logfs.format.base.quantities import format_time
     from logfs.store.admin.requests import Delete

@@ -21,7 +21,7 @@ def moment(text: str, now_ms: int) -> int:
     """Return the time that `text` means, in ms since the epoch.
 
     `text` is ms since the epoch, ISO 8601, or English words, which may be relative to the present time `now_ms`.
-    Without a time zone, it is in UTC. A day, such as `yesterday` or `monday`, stands for its first moment. Raises
+    A text without a time zone is in UTC. A day, such as `yesterday` or `monday`, stands for its first moment. Raises
     `InvalidName` for any other text.
     """
     known = parse_time(text)

@@ -73,8 +73,8 @@ def source_of(arguments: argparse.Namespace) -> tuple[re.Pattern[str], dict[str,
 def run(arguments: argparse.Namespace) -> int:
     """Mirror until Ctrl-C, or with `--once` up to the ends that the partitions in the cluster had at the start.
 
-    The exit code is 1 if a topic or a partition could not be mirrored. Raises `InvalidName` for a malformed regular
-    expression, and the errors of opening a store and of `Mirror`.
+    The exit code is 1 if `Mirror.progress` has problems at the end, such as a topic that cannot be mirrored. Raises
+    the errors of `source_of`, of opening a store and of `Mirror`.
     """
     from logfs.cluster.cluster import Cluster
     from logfs.mirror.mirror import Mirror

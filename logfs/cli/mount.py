@@ -235,8 +235,8 @@ def _store_session(arguments: argparse.Namespace, words: list[str]) -> Callable[
 def _mirror(arguments: argparse.Namespace, *, read_only: bool) -> MirrorOptions | None:
     """Return the options of the mirror that `--mirror` asks for; None without `--mirror`.
 
-    Raises `InvalidStore` for `--mirror` with a read-only mount, for options of the mirror without `--mirror`, and the
-    errors of `source_of`.
+    Raises `InvalidStore` if `--mirror` is given for a read-only mount, or if options of the mirror are given without
+    `--mirror`. Also raises the errors of `source_of`.
     """
     from logfs.mount.mounted_mirror import MirrorOptions
 
@@ -336,7 +336,8 @@ def _who_may_enter(log_dir: Path) -> str:
 def _in_background(serve: Callable[..., None]) -> int:
     """Fork twice to start the daemon, and wait until the mount is ready. Return 0, or print the error and return 1.
 
-    The caller must not have any lock, mount or thread yet: a fork would lose them. Only the original process returns.
+    Call this before locks are taken, threads are started or anything is mounted: the daemon would not have them after
+    the fork. Only the original process returns.
     """
     reading, writing = os.pipe()
     if os.fork():

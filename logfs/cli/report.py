@@ -63,7 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _replace(path: Path, page: str) -> None:
     """Replace a file atomically, and keep its mode. After an error, such as a full disk, the old page remains.
 
-    A new file gets the usual mode, so that a web server can read it. (`Disk.replacing` makes files for their owner.)
+    A file that did not exist gets the usual mode (0666 less the umask), so that a web server can read it. The files
+    that `Disk` creates are not readable by all users.
     """
     temporary = path.with_name(f"{path.name}.tmp")
     try:

@@ -52,11 +52,11 @@ class LogScan(Generic[T]):
         """Prepare a scan. Nothing is read yet. An `end` of None stands for the log end.
 
         The scan calls `read(reader, start, stop, by_record)`, which must yield pairs (offset, part) for the offsets
-        [start, stop). A part has the next records; after it, all records below `offset` have been yielded. If
-        `by_record` is True, `read` must read record by record: a read in larger pieces would meet damage again that
-        was reported already. `read` must raise `DamagedRange` at damage. If another process has deleted or cut a
-        file that is read, `read` must raise `Gone`, or `OffsetOutOfRange` if it has already yielded a part of the
-        segment.
+        [start, stop). A part has the next records; after it, all records below `offset` have been yielded. At damage,
+        `read` must raise `DamagedRange`. If `by_record` is True, `read` must read record by record, because a read in
+        larger pieces would find damage a second time. If another process has deleted or cut a file that is read,
+        `read` must raise `Gone`; the scan then reads a second time from the last `offset` on. If records at or after
+        this offset were yielded already, `read` must raise `OffsetOutOfRange` instead.
         """
         self.log = log
         self._start = start
@@ -67,9 +67,8 @@ class LogScan(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         """Yield the parts.
 
-        Raises `Gone` if `TRIES` attempts in a row meet a deleted or cut file, or if the partition was deleted and
-        created again. Raises `OffsetOutOfRange` if the files of a segment are replaced or moved after a part of the
-        segment was yielded.
+        Raises `Gone` or `FileNotFoundError` if `TRIES` attempts in a row find that a file was deleted or cut, or if
+        the partition was deleted and created again. Raises `OffsetOutOfRange` if `read` does.
         """
         log, start, end = self.log, self._start, self._end
         by_record = False
@@ -159,10 +158,10 @@ def read_chunks(
 def read_text(
     reader: Reader, start: int, stop: int, view: View
 ) -> Iterator[tuple[int, bytes]] | None:
-    """Return the text of the records at the offsets [start, stop) that are in the segment of `start`.
+    """Return the text of the records at the offsets [start, stop) that are in the segment with the offset `start`.
 
     The result is an iterator over pairs (offset, text), as `LogScan` requires. It is None if the segment has damage
-    that a read of the text would not notice.
+    that a read of its text may not notice.
     """
     segment = reader.log.state.segments_from(start)[0]
     if _may_hide_damage(segment, segment.size_bytes):

@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Unmount, and wait until another process can open the store.
 
-    It does not wait with `--lazy`, nor for a daemon that has already ended or whose status cannot be read. The exit
+    The command does not wait with `--lazy`, or if the daemon has already ended or its status cannot be read. The exit
     code is 3 if the daemon continues because the filesystem is also mounted elsewhere: in another mount namespace,
     such as a container's, or by a bind mount on another directory. The code is 1 if a log directory was left without
     its clean-shutdown marker.
@@ -177,8 +177,8 @@ def _wait(mount: MountEntry, pid: int, daemon: int) -> int:
 def _tell(mountpoint: str, daemon: int, others: dict[str, list[int]]) -> None:
     """Print, in one line, where the filesystem is still mounted. `daemon` is the process id of its daemon.
 
-    `others` maps each path at which it is mounted to the ids of the processes in other mount namespaces that see this
-    mount. The list is empty for a mount that only this namespace sees.
+    `others` is the result of `other_mounts`: it maps each mountpoint of the filesystem to the ids of the processes in
+    other mount namespaces that see it there. The list of ids is empty if only this mount namespace sees it there.
     """
     places = []
     for path, pids in sorted(others.items()):

@@ -148,9 +148,10 @@ class Fetcher:
     ) -> list[tuple[Wanted, Fetched]]:
         """Return the answers to a fetch, as pairs (request, answer), one for each partition in the fetch.
 
-        After a large answer, this also sends the next fetch, so that the broker works while the answer is appended.
-        `goals` maps partitions to the offsets at which their mirroring stops. If `goals` is not empty, the broker is
-        asked to answer at once, even without new records.
+        The fetch is the one that the last call has sent ahead, or else a new one for `ready`. If an answer is large,
+        this call sends the next fetch ahead, so that the broker works while the caller appends the answers. `goals`
+        maps partitions to the offsets at which their mirroring stops. If `goals` is not empty, the fetch asks the
+        broker to answer at once, even without new records.
         """
         wait_ms = 0 if goals else FETCH_WAIT_MS
         if self._ahead is None:
@@ -177,8 +178,8 @@ class Fetcher:
     def _guarded(self, mirror: PartitionMirror, work: Callable[[], bool]) -> bool:
         """Call `work` for a partition, and return its result: False if the metadata may be out of date.
 
-        If `work` raises `ClusterError`, raises it, too. Any other error is recorded as the problem of the partition,
-        and the result is True, because new metadata would not help.
+        A `ClusterError` of `work` is passed on. Any other error is recorded as the problem of the partition, and the
+        result is then True, because new metadata would not help.
         """
         try:
             return work()

@@ -50,8 +50,8 @@ class MirrorProgress(NamedTuple):
     """The progress of a mirror. `fetched_bytes` are the bytes of batches appended since the mirror was started.
 
     `lag` is the number of offsets that the copies are behind, summed over all partitions, and `partitions` is the
-    number of partitions. `problems` maps the name of a partition, a topic or a broker, or a word such as "groups", to
-    the present error there.
+    number of partitions. `problems` has the texts of the present errors. Each key says what fails: a partition, a
+    topic or a broker by name, or a word such as "groups".
     """
 
     fetched_bytes: int
@@ -124,7 +124,7 @@ class Mirror:
         report: Callable[[MirrorProgress], object],
         is_over: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Mirror until `is_over()`. `report` is called every 0.1 seconds; an error that it raises ends the run.
+        """Mirror until `is_over` returns True. `report` is called every 0.1 seconds; if it raises, the run ends.
 
         The mirror does not call the store's `upkeep`. The caller must do so, for example in `report`.
         """
@@ -183,9 +183,9 @@ class Mirror:
             each.flush()
 
     def _failing_seconds(self, mirror: PartitionMirror) -> float:
-        """Return the `failing_seconds` of a partition or of the fetcher of its leader, whichever are more.
+        """Return the greater `failing_seconds` of two: the partition, and the fetcher of its leader.
 
-        They are 0 if the last attempts of both succeeded.
+        The result is 0 if the last attempts of both succeeded.
         """
         fetcher = self._fetchers.get(mirror.leader)
         of_broker = 0.0 if fetcher is None else fetcher.failing_seconds
@@ -255,7 +255,7 @@ class Mirror:
     def _settings(self, topics: Sequence[str]) -> Mapping[str, Mapping[str, str]] | None:
         """Return the settings of topics, by topic name; None if the request fails.
 
-        Topics whose settings the mirror may not read are left out.
+        Topics whose settings the mirror has no permission to read are left out.
         """
         try:
             found = self._cluster.settings(topics)

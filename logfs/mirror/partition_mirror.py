@@ -132,7 +132,7 @@ class PartitionMirror:
         return not self._agrees and self.partition.epochs.latest != _NO_EPOCH
 
     def wanted(self) -> Wanted:
-        """Return the description of the copy for the next request: log end, last epoch, and the leader's epoch."""
+        """Return what the next request says: the copy's log end offset and last epoch, and the leader's epoch."""
         partition = self.partition
         return Wanted(
             *self.place,
@@ -158,9 +158,9 @@ class PartitionMirror:
     ) -> bool:
         """Drop the records that the leader's log does not have; return False if the metadata may be out of date.
 
-        `found` is the leader's answer to the question where the copy's last epoch ends. `ids` maps topics to their
-        ids; they must be requested after `found` was received. `cluster` is asked for the offset range of the source
-        if the copy's last epoch is above all epochs of the leader.
+        `found` is the leader's answer to the question where the copy's last epoch ends. `ids` maps topics to topic
+        ids, which the caller must have requested after it received `found`. `cluster` is asked for the offset range
+        of the source if the copy's last epoch is above all epochs of the leader.
 
         The rules are those of kafka-storage 10.5. If the leader does not know the last epoch of the copy, an earlier
         epoch must be compared next: `must_compare` stays True. Raises `ClusterError`, and `InvalidSetting` if `found`
@@ -279,10 +279,10 @@ class PartitionMirror:
             self._store.delete_records(self.name, start, mirror_of=self._source)
 
     def _note_gap(self) -> None:
-        """Record in the cleaner checkpoint that offsets may be missing from the copy.
+        """Write an entry for the copy to the cleaner checkpoint, which says that offsets may be missing.
 
-        Called before a batch is appended that does not begin at the log end. Without this record, the next load of
-        the partition would take the missing offsets for damage.
+        This is called before the append of a batch that does not begin at the log end. Without the entry, the next
+        load of the partition would take the missing offsets for damage.
         """
         checkpoints = self._store.checkpoints
         if checkpoints.cleaner_offset(self.name) is None:

@@ -69,9 +69,10 @@ def find_obstacles(
 
 
 def _kinds(batch: Batch, producers: Producers, *, is_next: bool) -> list[str]:
-    """Return why brokers would refuse or change a batch.
+    """Return the reasons, such as `_GAPS`, why brokers would refuse or change a batch.
 
-    `is_next` tells whether the batch contains the offset that follows the previous batch.
+    `producers` is the state after the previous batches, and is updated. `is_next` tells whether the batch contains
+    the offset that follows the previous batch.
     """
     header = batch.header
     if header.magic != MAGIC:

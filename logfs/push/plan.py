@@ -88,7 +88,7 @@ class TopicPlan:
 
     @property
     def left(self) -> int:
-        """The number of offsets left to push. If `is_translated`, they can include those of records sent before."""
+        """The number of offsets left to push. If `is_translated`, it also counts records sent before."""
         return sum(self.ends[number] - sent for number, sent in self.sent_up_to.items())
 
 
@@ -239,9 +239,9 @@ class Planner:
             plan.refusals += self._check_map(plan, is_begun=is_begun)
 
     def _check_map(self, plan: TopicPlan, *, is_begun: bool) -> list[str]:
-        """Return why the map of offsets cannot be used for a topic, or no reasons if it can.
+        """Return the reasons why the map of offsets cannot be used for a topic; an empty list if it can be used.
 
-        Reasons are that the map is of another log, or lacks records that are in the cluster. `is_begun` tells whether
+        A reason is that the map is of another log, or lacks records that are in the cluster. `is_begun` tells whether
         the map has lines for the topic. Lines for records that were not sent are removed from the map.
         """
         assert self._map is not None
@@ -265,7 +265,7 @@ class Planner:
         ]
 
     def _compare(self, reader: Log, begin: int, there: int) -> list[str]:
-        """Return why a push of the local log cannot continue the log in the cluster, or no reasons if it can.
+        """Return the reasons why a push cannot continue the log in the cluster; an empty list if it can.
 
         The local log begins at the offset `begin`; the log in the cluster ends at the offset `there`.
         """

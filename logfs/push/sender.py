@@ -66,7 +66,7 @@ class Sender:
             self.cluster.close()
 
     def ask(self, work: Callable[[Cluster], _Result]) -> _Result:
-        """Call `work` with the cluster, and return its result. After a transient error, repeat it for up to a minute.
+        """Call `work` with the cluster, and return its result. After transient errors, retry for up to a minute.
 
         Errors for which `may_pass` is true are transient, such as a broken connection or a change of leaders.
         """

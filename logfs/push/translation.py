@@ -80,10 +80,10 @@ class Translation:
     def _start(self, *, is_same: bool) -> dict[int, int]:
         """Return the offset at which to begin reading each local partition: the one after the last record sent.
 
-        A local partition that is not in the result must be read from its beginning. It is left out if its records may
-        have gone to several partitions in the cluster, which may have them up to different offsets. This is so if it
-        has sent records to a partition with another number, or if `is_same` is False. `is_same` tells whether the
-        topic has as many partitions in the cluster as in the store.
+        A local partition that is not in the result must be read from its beginning. `is_same` tells whether the topic
+        has as many partitions in the cluster as in the store. If not, the result is empty. A local partition is also
+        left out if records of it were sent to a partition with another number. Several partitions in the cluster then
+        have its records, each up to a different offset.
         """
         found = {}
         for each in self._topic.partitions if is_same else ():

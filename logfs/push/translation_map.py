@@ -192,7 +192,7 @@ class TranslationMap:
         return any(each == topic for each, _, _ in self._runs)
 
     def begin(self, topic: str, topic_id: str) -> None:
-        """Set the id of a topic, and write the file anew if it may not have exactly the runs of this object.
+        """Set the id of a topic, and replace the file if its lines may differ from the runs of this object.
 
         The caller must do this before it adds the first run of the topic. Raises `OSError`.
         """

@@ -217,7 +217,10 @@ def _lag(store: Store, name: str, offset: int) -> int | None:
 
 
 def _counts(partition: Log, bucket_ms: int, progress: Progress) -> SegmentStats:
-    """Return the counts of records, keys, codecs and times in the local segments, which are read completely."""
+    """Return the numbers of records, keys and codecs, and of records by time, in the local segments.
+
+    All local segments are read completely. A segment that cannot be read is left out.
+    """
     counts = SegmentStats()
     for segment in partition.local_segments:
         # Leave out a segment that was deleted meanwhile or cannot be read. Damage inside a segment does not raise an

@@ -70,7 +70,7 @@ def _parse(schema: MessageSchema, data: bytes, what: str) -> Message:
 
 
 def _readable(value: Any) -> Any:
-    """Return `value` with all strings in it decoded again as Java would: malformed UTF-8 becomes U+FFFD."""
+    """Return `value` with U+FFFD for the malformed UTF-8 in all of its strings, as Java decodes them."""
     if isinstance(value, str):
         return java_text(value.encode("utf-8", "surrogateescape"))
     if isinstance(value, dict):

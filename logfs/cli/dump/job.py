@@ -54,9 +54,9 @@ class DumpJob:
 class DumpFinding(NamedTuple):
     """A kind of finding, such as index entries that do not match the log.
 
-    `heading` is the format string of the line above the findings in a file; its placeholder is for the file's path.
-    `line` is the format string of one finding; its placeholders are for the numbers of the finding. `name` is the
-    name of the kind in the JSON output. `wrong` is True if findings of this kind are errors.
+    `heading` and `line` are format strings for the text output. `heading` is printed once above the findings of this
+    kind in one file, with the file's path. `line` is printed for each finding, with its numbers. `name` is the name
+    of the kind in the JSON output. `wrong` is True if findings of this kind are errors.
     """
 
     heading: str

@@ -1,4 +1,4 @@
-"""`logfs spark stats`: count records, bytes, keys and times, print a table or JSON, and with `--plot` draw a plot."""
+"""`logfs spark stats`: count records, bytes and keys, and records by time; print and plot the numbers."""
 
 from __future__ import annotations
 
