@@ -61,6 +61,8 @@ class PartitionMirror:
         self._failing_since: float | None = None
         # Whether the copy is known to agree with the leader's log: both have the same records up to the copy's end.
         self._agrees = False
+        # Whether the source has perhaps lost records, so that its log may end below `goal`.
+        self._is_goal_uncertain = False
         self._store = store
 
     @property
@@ -197,7 +199,7 @@ class PartitionMirror:
                 end - point,
             )
             self._store.truncate(self.name, point, mirror_of=self._source)
-            self.goal = None if self.goal is None else min(self.goal, point)
+            self._is_goal_uncertain = True
         self._agrees = not later or partition.epochs.latest == _NO_EPOCH
 
     def take(self, found: Fetched, cluster: Cluster) -> bool:
@@ -219,6 +221,8 @@ class PartitionMirror:
             return True
         self._agrees = True
         self.high_watermark = found.high_watermark
+        if self.goal is not None and self._is_goal_uncertain:
+            self.goal = min(self.goal, found.high_watermark)
         # The log start is raised before the append: if the source has deleted all records that the copy has, the
         # first fetched batch may begin below the copy's log end, which only an empty log accepts.
         self._follow_start(found.log_start_offset)

@@ -19,6 +19,7 @@ from logfs.mount.mounted_mirror import MirrorOptions, MountedMirror
 from logfs.setting import TOPIC_SETTINGS
 from logfs.store.store import Store
 from tests.mirror.fake_cluster import NODE, FakeCluster
+from tests.mirror.test_partition_mirror import write_as
 from tests.support.processes import wait_for
 from tests.support.stores import assert_clean
 
@@ -270,6 +271,26 @@ def test_a_mount_shows_an_unexpected_error_in_its_metrics(
 
 
 @pytest.mark.usefixtures("patience")
+@pytest.mark.parametrize("theirs", [1, 20])
+def test_a_run_that_ends_goes_on_after_a_divergence(
+    cluster: FakeCluster, copies: Store, theirs: int
+) -> None:
+    """What the source has lost is dropped, and all that the source has instead is there at the end."""
+    source = cluster.source[NAME]
+    write_as(source, [(1, 2)], "shared")
+    cluster.most_batches = 1
+    with mirror_into(copies) as mirror:
+        mirror.run_once(lambda progress: None)
+    write_as(copies[NAME], [(2, 3)], "lost")
+    write_as(source, [(3, theirs)], "theirs")
+    with mirror_into(copies) as mirror:
+        mirror.run_once(lambda progress: None)
+        assert not mirror.progress().problems
+    assert [record.value for record in copies[NAME].read()] == [
+        record.value for record in source.read()
+    ]
+
+
 def test_a_partition_that_loses_its_leader_is_reported(cluster: FakeCluster, copies: Store) -> None:
     """Nothing comes from a partition without a leader: the mirror says so, also if it had one when it began."""
     with mirror_into(copies) as mirror:
