@@ -4,7 +4,7 @@ Each module or folder imports only from the items below it in this list:
 
 - `audit`: a segment compared with its indexes, in one pass.
 - `partition_copy`: a copy of a partition in another directory, which then replaces the original.
-- `scan`: lets other processes read segments: describes them, splits a scan into parts, and counts records.
+- `scan`: descriptions of segments with which other processes read them, the parts of a scan, and counts of records.
 - `compaction`: one round of log compaction.
 - `follow`: reads a partition that another process writes, and follows the changes of its files.
 - `append`: writes a partition (Kafka's UnifiedLog), checks what is appended, and cuts streams of writes into lines.
@@ -13,7 +13,8 @@ Each module or folder imports only from the items below it in this list:
 - `state`: the state of a log: producers, their snapshots, leader epochs, segments that wait for their deletion.
 - `segment`: one `.log` file, its indexes, and the ways of reading its batches.
 - `remote`: buckets of an object store as directory trees, and uploads.
-- `disk`: the only access to files; a disk that refuses operations after its first storage error; latencies.
+- `disk`: the only access to files; a disk that refuses operations after its first storage error; histograms of
+  latencies.
 
 The modules have no clock and no tasks of their own (rule 5 of docs/architecture.md). Begin with `append.partition`.
 """

@@ -98,13 +98,13 @@ def _index_error(segment: Segment, path: Path, text: str) -> Finding:
 class Account:
     """What `check_boundaries` needs to know of a segment: its end, and the transactions that cross its boundaries.
 
-    - `gaps`: whether missing offsets in the segment are no problem, because compaction removes records.
+    - `gaps`: whether missing offsets are normal in the segment, because its log is compacted.
     - `began`: for each producer id with a transaction open at the segment's end, the base offset of the transaction's
       first batch in the segment.
     - `over`: for each producer id with commit or abort markers in the segment, the offsets of these markers.
-    - `missing`: the aborted transactions that ended in the segment but are not in its transaction index. The first
-      offset of each is that of its first batch in the segment, or -1 if the segment has no such batch. The last
-      stable offset is always -1.
+    - `missing`: the aborted transactions that ended in the segment but are not in its transaction index. Here
+      `first_offset` is the base offset of the transaction's first batch in the segment, or -1 if the segment has no
+      such batch, and `last_stable_offset` is always -1.
     """
 
     path: Path
@@ -130,11 +130,11 @@ def audit(
     """Read a segment and its indexes. Yield the problems that are found, and last the segment's `Account`.
 
     Checks every batch: its CRC, its records, its offsets, and its leader epoch against `epochs`, the pairs (epoch,
-    start offset) in ascending order. Without `trusts_indexes` (after a crash, which may leave indexes incomplete), or
-    if recovery found damage in the segment, the indexes are not checked. `live` means that another process writes the
-    log: it is then no problem if the last entry of an index is missing or the index ends in preallocated space.
-    Damage that lies wholly below `log_start_offset` yields only a note, because its records were deleted anyway. A
-    crash during retention can leave such damage: offsets whose segments are deleted, between segments that are not.
+    start offset) in ascending order. The indexes are checked only if `trusts_indexes` is set (a crash can leave
+    indexes incomplete) and recovery found no damage in the segment. `live` means that another process writes the log:
+    it is then no problem if the last entry of an index is missing or the index ends in preallocated space. Damage
+    that lies wholly below `log_start_offset` yields only a note, because its records were deleted anyway. For
+    example, if a crash during retention leaves a segment but not the next, the missing offsets are such damage.
 
     `report` is called with the size in bytes of each part that was read: some batches, or a damaged range. Raises
     `OSError`, and `Gone` if files leave the log meanwhile.
@@ -329,7 +329,10 @@ class _IndexAudit:
         self._keep(int(used[-1]) + 1 if len(used) else 0)
 
     def check_order(self) -> Iterator[Finding]:
-        """Report the first entry that does not rise above the entry before. Ignore it and the later entries."""
+        """Yield an error for the first entry that is out of order. Drop this entry and all later entries.
+
+        The values of each field in `rising` must rise from entry to entry.
+        """
         for name, least in self.rising:
             back = np.flatnonzero(np.diff(self.entries[name].astype(np.int64), prepend=least) <= 0)
             if len(back):
@@ -355,7 +358,10 @@ class _IndexAudit:
         raise NotImplementedError
 
     def _take(self, limit: int) -> NDArray[np.void]:
-        """Return the entries not yet returned whose first `rising` field has a value below `limit`."""
+        """Return the entries below `limit` that no earlier call has returned.
+
+        The value that is compared with `limit` is that of the first field in `rising`.
+        """
         first, self._done = self._done, max(int(np.searchsorted(self._keys, limit)), self._done)
         return self.entries[first : self._done]
 

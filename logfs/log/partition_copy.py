@@ -1,9 +1,10 @@
-"""A copy of a partition in another directory, made while the log is in use, which then replaces the original.
+"""Copies a partition to another directory while the partition is in use. The copy then replaces the original.
 
 Sealed segments never change (rule 4 of docs/architecture.md) and the active segment only grows, so `catch_up` needs
-no lock. The caller of `complete` and `take_over` must hold `PartitionRegistry.lock`, `Flusher.lock` and the
-partition's `lock`; for `take_over`, also `Disk.naming`. If retention, compaction or a truncation removes or changes a
-segment during the copy, the segment's copy is removed or made again.
+no lock. The caller of `complete` or `take_over` must hold `PartitionRegistry.lock`, `Flusher.lock` and the
+partition's `lock`. The caller of `take_over` must also hold `Disk.naming`, because files get other paths. If
+retention, compaction or a truncation removes or changes a segment meanwhile, the segment's copy is removed or made
+again.
 """
 
 from __future__ import annotations
@@ -256,8 +257,8 @@ class PartitionCopy:
     def take_over(self, directory: Path) -> list[Segment]:
         """Make the partition use the copy. The copy's directory must have been renamed to `directory` before.
 
-        Returns the segments of the original, followed by the segments that had left the log before but that readers
-        still hold.
+        Returns the segments of the original, followed by segments that left the log earlier but that readers still
+        hold.
         """
         partition = self._partition
         old = partition.local_segments

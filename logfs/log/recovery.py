@@ -380,10 +380,10 @@ class _LogLoader:
     def _drop_empty_end(self, segments: list[Segment]) -> None:
         """Drop trailing segments that hold no batch, if the log before them ends below their base offset.
 
-        Such a segment does not prove that durable records are lost. After a roll, if another process has synced the
-        directory, a power cut can leave the new file but not the unflushed end of the file before it. Only segments
-        at or above the recovery point are dropped. Except in a read-only store, their files are deleted; bytes that
-        are not all zero are kept in a `.torn` file.
+        Such a segment does not prove that durable records are lost. A power cut after a roll can leave the new file
+        but not the unflushed end of the file before it, if another process had synced the directory. Only segments at
+        or above the recovery point are dropped. Except in a read-only store, their files are deleted; bytes that are
+        not all zero are kept in a `.torn` file.
         """
         while len(segments) > 1:
             before, last = segments[-2:]
@@ -408,11 +408,12 @@ class _LogLoader:
                 self.snapshots.drop(last.base_offset)
 
     def _ends_early(self, segments: Sequence[Segment], next_base: int) -> bool:
-        """Whether the log of `segments` has lost its end, and therefore ends below `next_base`.
+        """Whether the log of `segments` has lost its end. `next_base` is the base offset of the segment after them.
 
-        In a compacted log, an end below `next_base` proves nothing: compaction removes records, and can leave empty
-        segments. There, the end is lost if the last segment that is not empty ends in damage. Compaction flushes each
-        segment before the next, so the empty segments after this damage are not a result of compaction.
+        A log that is not compacted has lost its end if it ends below `next_base`. A compacted log can end below
+        `next_base` without a loss: compaction removes records, and can leave empty segments. Its end is lost if the
+        last segment that is not empty ends in damage. Compaction flushes each segment before the next, so the empty
+        segments after this damage are not a result of compaction.
         """
         if not self.start.compacted:
             return self._end(segments[-1]) < next_base
@@ -590,7 +591,7 @@ class _LogLoader:
     def _is_torn(self, segment: Segment, damage: Damage, size: int, *, is_last: bool) -> bool:
         """Whether damage in a file of `size` bytes is a torn tail, as the docstring of this module describes it.
 
-        In a segment that is not the last, a torn tail may be preallocated space that a crash during a roll has left.
+        A torn tail of a segment before the last one can also be preallocated space that a crash during a roll left.
         """
         if self.start.closed or damage.end != size or damage.start == damage.end:
             return False

@@ -66,13 +66,13 @@ class CommitPart:
     """The part of a commit that concerns one partition.
 
     `partition` is the name of the partition's directory. The part's batches are those of `files`, one file after the
-    other. The first `skip` batches are in the log already: a process appended them before it crashed, and batches of
-    another writer follow them. The remaining batches begin at offset `base_offset`, at byte `position` of the segment
-    whose base offset is `segment`. If `base_offset` is NO_PLACE, the remaining batches have no offsets yet, and are
-    not in the log. If `done` is set, the part needs no more work: its batches are durable, or its partition was
-    deleted. If the topic has LogAppendTime, every batch gets the timestamp `append_time` (ms). `log_dir` is the log
-    directory that the partition was in when the commit was made, or "" if the commit file is in the same log
-    directory.
+    other. The first `skip` batches are in the log already: a process appended them before it crashed. They are apart
+    from the remaining batches, because batches of another writer follow them in the log. The remaining batches begin
+    at offset `base_offset`, at byte `position` of the segment whose base offset is `segment`. If `base_offset` is
+    NO_PLACE, the remaining batches have no offsets yet, and are not in the log. If `done` is set, the part needs no
+    more work: its batches are durable, or its partition was deleted. If the topic has LogAppendTime, every batch gets
+    the timestamp `append_time` (ms). `log_dir` is the log directory that the partition was in when the commit was
+    made, or "" if the commit file is in the same log directory.
     """
 
     partition: str
@@ -159,7 +159,7 @@ def _writer(sequence: int, time_ms: int) -> Writer:
 def _text(text: str) -> str:
     """Return `text` unchanged. Raises `ValueError` if it has surrogates, which stand for bytes that are not UTF-8.
 
-    Only `CommitPart.log_dir` may have such bytes, because it is a path that a user has chosen.
+    `CommitPart.log_dir` is not passed to this function: it is a path that a user has chosen, and may have surrogates.
     """
     text.encode()
     return text
@@ -192,9 +192,8 @@ def typed(made: _Made) -> _Made:
 def checked(kind: str, value: Any) -> Any:
     """Return `value` unchanged, after a check of its type.
 
-    `kind` is the type that the value must have: "int" (of at most 64 bits), "str" or "bool". If `kind` is another
-    type, the value is not checked. Raises `TypeError` if the value is not of the type `kind`, and `ValueError` for an
-    integer that does not fit in 64 bits.
+    `kind` is the name of a type. A value is checked only if `kind` is "int" (of at most 64 bits), "str" or "bool".
+    Raises `TypeError` if the value is not of this type, and `ValueError` for an integer that does not fit in 64 bits.
     """
     if kind == "int":
         # In Python a bool is also an int, but here it is the wrong type.

@@ -44,8 +44,8 @@ _CRC = struct.Struct(">I")
 class Anchor(NamedTuple):
     """The fields of a batch header that identify the last batch covered by a key index.
 
-    If the log is truncated and other records are appended, the log's batch at these offsets differs from the anchor
-    in at least one field. The difference shows that the index is outdated.
+    If the log is truncated and other records are appended, the batch that the log then has at the anchor's offsets
+    differs from the anchor in at least one field. The difference shows that the index is outdated.
     """
 
     base_offset: int

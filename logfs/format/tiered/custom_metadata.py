@@ -1,8 +1,9 @@
 """The custom metadata (Kafka's term) that logfs adds to the description of a remote segment that it has copied.
 
-The metadata have the sizes of the segment's objects and of its records as text, so that a reader need not request the
-objects to know these sizes. Kafka does not interpret custom metadata. The bytes are a section of tagged fields, as in
-Kafka's flexible messages, with one field. Aiven's plugin also writes such a section, with other tags.
+The metadata have the sizes of the segment's objects, and the size of the text that its records are rendered to. A
+reader thus knows these sizes without a request to the object store. Kafka does not interpret custom metadata. The
+bytes are a section of tagged fields, as in Kafka's flexible messages. The section has one field. Aiven's plugin also
+writes such a section, with other tags.
 """
 
 from __future__ import annotations
@@ -56,15 +57,15 @@ _LAYOUTS = (Layout.AIVEN, Layout.LOCAL)
 class StoredSegment(NamedTuple):
     """How logfs has stored a segment.
 
-    `sizes` has the size in bytes of each file except the .log file, by suffix (such as ".index"); an empty file may
-    be left out. `chunk_bytes` is the size of a chunk of the .log file. The chunks are compressed if `is_compressed`,
-    and everything but the manifest is encrypted if `is_encrypted`; all sizes are those before compression and
-    encryption. `first_offset` is the offset of the first record that is not a control record; None if the segment has
-    no such record. `time_offset` is the last offset of the batch with the greatest timestamp; None if no record has a
-    timestamp. `text` has the three numbers of a `TextSize`: how many records the segment has, and how many bytes they
-    take as lines of text and as JSON envelopes (without topic and partition). `crcs` has CRC-32Cs of the stored
-    bytes: first one for each object except the .log file, in the order of the layout (0 for a missing object), then
-    one for each chunk of the .log file. It is empty if the CRCs are not known.
+    `sizes` has the size in bytes of each file except the .log file, by suffix (such as ".index"). A file without an
+    entry is empty or does not exist. `chunk_bytes` is the size of a chunk of the .log file. The chunks are compressed
+    if `is_compressed`, and everything but the manifest is encrypted if `is_encrypted`; all sizes are those before
+    compression and encryption. `first_offset` is the offset of the first record that is not a control record; None if
+    the segment has no such record. `time_offset` is the last offset of the batch with the greatest timestamp; None if
+    no record has a timestamp. `text` has the three numbers of a `TextSize`: how many records the segment has, and how
+    many bytes they take as lines of text and as JSON envelopes (without topic and partition). `crcs` has CRC-32Cs of
+    the stored bytes: first one for each object except the .log file, in the order of the layout (0 for a missing
+    object), then one for each chunk of the .log file. `crcs` is empty if the CRCs are not known.
     """
 
     layout: Layout
@@ -101,9 +102,10 @@ def encode(stored: StoredSegment) -> bytes:
 
 
 def parse(custom: bytes | None) -> StoredSegment | None:
-    """Return the custom metadata of a segment; None if another program or a later logfs copied the segment.
+    """Return the `StoredSegment` that the custom metadata of a remote segment describe.
 
-    Raises `Corrupt` if the metadata are malformed.
+    Returns None if there are no metadata, or if another program or a later logfs wrote them. Raises `Corrupt` if the
+    metadata are malformed.
     """
     field = _field(custom or b"\0")
     if field is None:

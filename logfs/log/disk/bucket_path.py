@@ -22,7 +22,7 @@ _CREDENTIALS = re.compile(r"[@?#;:%\\].*", re.DOTALL)
 class BucketPath(PosixPath):
     """The path of objects in a bucket: its text is a URL such as `s3://bucket/prefix/orders-0`.
 
-    It is always absolute, and no system call can use it. If the URL may have credentials, the text shows only the
+    It is always absolute, and no system call can use it. If `has_credentials` is true, the text shows only the
     scheme.
     """
 
@@ -33,7 +33,7 @@ class BucketPath(PosixPath):
 
     @property
     def has_credentials(self) -> bool:
-        """Whether the URL may have credentials: it has one of `@?#;:%` or a backslash. False for a `file:` URL."""
+        """Whether the URL could have credentials: it has one of `@?#;:%` or a backslash. False for a `file:` URL."""
         return self.scheme != "file" and bool(_CREDENTIALS.search("/".join(self.parts[1:])))
 
     def is_absolute(self) -> bool:

@@ -169,7 +169,7 @@ class CheckedDisk(Disk):
 
 
 def _passed_on(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method for `CheckedDisk` that passes the method `name` of the wrapped disk to `call`, which calls it.
+    """Return a method for `CheckedDisk` that calls the method `name` of the wrapped disk through `call`.
 
     `call` is `CheckedDisk.call`, `CheckedDisk.change` or `_unchecked`.
     """

@@ -64,7 +64,7 @@ _waits = threading.local()
 
 
 class WouldBlock(Exception):
-    """Raised in a thread that must not wait, by a call that would wait. The caller repeats it in a worker thread.
+    """Raised by a call that would wait in a thread that must not. The caller repeats the call in a worker thread.
 
     If `on_network` is set, there is no bound on how long the repeated call waits: it needs an object store or a lock.
     """
@@ -164,7 +164,7 @@ class Disk:
 
     Any thread may call any method. `read`, `hold`, `check_may_block` and `check_may_fetch` can raise `WouldBlock` in
     the thread that called `forbid_blocking`. Within `run_without_network`, `hold` and `check_may_fetch` can raise it.
-    In both cases, so can the methods of a `BucketDisk` that need a listing or an object of the bucket.
+    The methods of a `BucketDisk` that need a listing or an object of the bucket can raise it in both cases.
     """
 
     writable = True
@@ -330,17 +330,17 @@ class Disk:
         return False
 
     def is_cut(self, file: File) -> bool:
-        """Whether a remote .log file is shown only up to a position before its end (`size`).
+        """Whether `size` leaves out the end of a remote .log file, because the next segment has the same offsets.
 
-        The rest of the file is not shown if the next segment has the same offsets. Always False for a local file.
+        The bytes from `size` on are not shown to readers. Always False for a local file.
         """
         return False
 
     def described_end(self, file: File) -> tuple[int, int] | None:
-        """Return (the offset after the last record of a .log file, its greatest timestamp in ms) without reading it.
+        """Return the end of a remote .log file from the manifest of its segment, without reading the .log file.
 
-        Both numbers are in the manifest of a remote segment. Returns None for a local file, for a segment that
-        another segment follows, and if there is no manifest with valid numbers.
+        The result is (the offset after the last record, the greatest timestamp in ms). It is None for a local file,
+        for a segment that another segment follows, and if there is no manifest with valid offsets.
         """
         return None
 
@@ -452,11 +452,11 @@ class Disk:
     def stat_settled(
         self, path: Path, since_ns: int | None = None, *, follow: bool = False
     ) -> tuple[Status, bool]:
-        """Return the status of a path, and whether a later change of the file certainly gives it another mtime.
+        """Return the status of a path, and whether every later change of the file will alter its mtime.
 
-        The result is (status, False) if the mtime is very recent: a change within the same step of the filesystem's
-        clock keeps the mtime. "Later" means after this call or, with `since_ns` (ns since the epoch), after that
-        time. `follow` is as in `stat`.
+        The second value is False if the mtime is very recent: a change within the same step of the filesystem's clock
+        leaves the mtime as it is. "Later" means after the time `since_ns` (ns since the epoch), by default after this
+        call. `follow` is as in `stat`.
         """
         since_ns = since_ns or time.time_ns()
         found = self.stat(path, follow=follow)

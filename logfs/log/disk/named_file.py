@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 class NamedFile:
     """The base class of objects with a `path`, such as segments and indexes.
 
-    It takes little memory, because a store may have 100,000 segments, with five files each. Each access to `path`
-    makes a new `Path`. All files in a directory share one string for the directory.
+    The path is kept as two strings, which take less memory than a `Path`: a store may have 100,000 segments, with
+    five files each. Each access to `path` makes a new `Path`. All files in a directory share one string for the
+    directory.
     """
 
     _place: tuple[str, str]

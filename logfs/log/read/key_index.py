@@ -111,7 +111,7 @@ class KeyIndex:
         """Return the newest record with `key`; None if the log has no such record, or if its value is null.
 
         Once the index is built, the cost does not depend on the length of the log. Raises the errors of
-        `Reader.newest`, and `Gone` if another process has deleted a file before each of several tries to read it.
+        `Reader.newest`, and `Gone` if each of several tries needs a file that another process has deleted.
         """
         self._was_asked = True
         for left in reversed(range(_TRIES)):
@@ -421,7 +421,8 @@ class KeyIndex:
     def _words(self) -> NDArray[np.uint64]:
         """Return uint64[keys, 3], in offset order: each key's hash (2 words) and its newest record's offset + 1.
 
-        Leaves out keys whose newest record has a null value or is below the log start offset.
+        Leaves out keys whose entry says that the newest value is null, or whose newest record is below the log start
+        offset.
         """
         from logfs.log.read.key_tables import MemoryTable
 
@@ -476,10 +477,10 @@ def audit(reader: Reader) -> str | None:
 
 
 def _without_removed(reader: Reader, named: NDArray[np.uint64], right: NDArray[np.uint64]) -> bool:
-    """Whether two results of `_words` are equal without the keys whose records in `named` have been removed.
+    """Whether two results of `_words` are equal, except for keys whose record in `named` is not in the log any more.
 
-    Compaction may have removed a record that was the newest of its key: one of an aborted transaction. A lookup that
-    does not find the record rebuilds the index.
+    An entry in `named` for a removed record is no error: compaction removes the newest record of a key if its
+    transaction was aborted, or if it is a tombstone. A lookup that does not find the record rebuilds the index.
     """
     rows, right_rows = set(map(tuple, named.tolist())), set(map(tuple, right.tolist()))
     removed = {row[:2] for row in rows - right_rows if reader.record(row[2] - 1) is None}

@@ -101,11 +101,11 @@ class Log(Reader):
         last_timestamp: int | None = None,
         changes_text: bool = False,
     ) -> None:
-        """Publish a new state of the log: the parts that are given, and otherwise those of the state before.
+        """Publish a new state of the log. Each argument that is None keeps its value from the state before.
 
         The caller must hold `lock`, and must have updated the files, the producers and the transaction indexes. The
-        log end offset is the end of the last segment. `changes_text` says that text views made from now on may have
-        different bytes at the same positions than older views.
+        log end offset is the end of the last segment. `changes_text` says that a text view made from now on may have
+        other bytes than an older view at the same positions.
         """
         before = self.state
         known = before.segments if segments is None else tuple(segments)
@@ -192,8 +192,8 @@ class Log(Reader):
     def stable_state(self) -> LogState:
         """The state of the log at this moment, in which `stable_end` is not None.
 
-        If another process writes the log, a use of this property may read the batches that were appended since the
-        last use. It then raises `WouldBlock` in a thread that must not wait, and `OSError`.
+        If another process writes the log, a use of this property reads the batches that were appended since the last
+        use. It can therefore raise `OSError`, and `WouldBlock` in a thread that must not wait.
         """
         return self.state
 
@@ -212,8 +212,8 @@ class Log(Reader):
         """Prepare to repeat a read that has raised `gone`, or raise `gone` again if the read must not be repeated.
 
         `tries_left` is how often the caller can still repeat the read. A partition of a read-only store lists its
-        files again. A `Partition` changes nothing, but permits a few repetitions: if another program has cut an index
-        file, another thread may have rebuilt it.
+        files again. A `Partition` prepares nothing, but permits a few repetitions: they succeed if another program
+        has cut an index file and another thread has rebuilt it since.
         """
         raise NotImplementedError
 
@@ -260,7 +260,7 @@ class CommittedReader(Reader):
 
     @property
     def state(self) -> LogState:
-        """The state of the log at this moment; its `log_end_offset` is `LogState.stable_end`."""
+        """The state of the log at this moment, but with the log's `stable_end` as its `log_end_offset`."""
         return self.log.stable_state.as_committed()
 
     @property

@@ -42,9 +42,8 @@ _MOST_CURSORS = 4
 class _Slice(NamedTuple):
     """A part of the merged text: of each log n, the records with offsets in [firsts[n], ends[n]).
 
-    The slice begins at byte `start` of the merged text. The records of log n begin at byte `places[n]` of the log's
-    own text. The records of log n that the merged text has before this slice have no timestamp (ms) above
-    `reached[n]`.
+    The slice begins at byte `start` of the merged text. The slice's records of log n begin at byte `places[n]` of the
+    log's own text. `reached[n]` (ms) is at least the greatest timestamp of log n before the slice.
     """
 
     start: int
@@ -57,8 +56,8 @@ class _Slice(NamedTuple):
 class _Cursor:
     """A place in the merged text where a read can continue.
 
-    `data` is the text last read there: bytes [start, end) of the merged text. `rows` yields the rows after it, up to
-    the end of the slice with the number `number`.
+    `data` is the last text that the cursor has read: bytes [start, end) of the merged text. `rows` yields the rows
+    after `data`, up to the end of the slice with the number `number`.
     """
 
     def __init__(self, start: int, number: int, rows: Iterator[MergedRows]) -> None:

@@ -147,7 +147,7 @@ class CommittedText:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the view grows no more. This is as of the last call of `size` or `read`."""
+        """Whether the view has reached its end and grows no more, as of the last use of `size` or `read`."""
         return self._end_offset is not None and self._searched[0] >= self._end_offset
 
     @property
@@ -319,8 +319,8 @@ class CommittedText:
     ) -> None:
         """Add to `ranges` the byte ranges of hidden batches in the text of all records.
 
-        `hidden` has the indexes of these batches in `run`. The range of a batch that goes past the offset `end` is
-        cut there.
+        `hidden` has the indexes of these batches in `run`. The range of a batch that has records at or after the
+        offset `end` ends before these records.
         """
         sizes = self._all.renderer.sizes_of(run.text_sizes())
         # Count back from the end of the last batch: the first may begin before the view, and has no position in it.

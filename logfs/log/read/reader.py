@@ -44,8 +44,9 @@ MAX_TIMESTAMP = -3
 class OffsetAndTimestamp(NamedTuple):
     """The result of a lookup by time.
 
-    `timestamp` (ms) is that of the record at `offset`. It is -1 for `LATEST` and `EARLIEST`, and if the log has no
-    timestamps, as in Kafka. `leader_epoch` is -1 if it is unknown.
+    `timestamp` (ms) is that of the record at `offset`. As in Kafka, it is -1 in the result for `LATEST` and
+    `EARLIEST`, and in the result for `MAX_TIMESTAMP` if no record has a timestamp. `leader_epoch` is -1 if it is
+    unknown.
     """
 
     offset: int
@@ -250,9 +251,9 @@ class Reader:
         self.disk.check_may_block()
 
     def check_readable(self, offset: int, state: LogState | None = None) -> None:
-        """Raise `OffsetOutOfRange` unless the offset is in [log start offset, log end offset] of the partition.
+        """Raise `OffsetOutOfRange` unless `offset` is in [log start offset, log end offset] of `state`.
 
-        With `state`, the offsets are those of the log as of that state.
+        By default, `state` is the present state of the log, whose end may be above the end that this reader shows.
         """
         state = state or self.log.state
         if not state.log_start_offset <= offset <= state.log_end_offset:
@@ -413,9 +414,9 @@ class Reader:
             raise self._damage_of(batch, state, error) from None
 
     def _damage_of(self, batch: Batch, state: LogState, error: Corrupt) -> Corrupt:
-        """Return a `DamagedRange` for `batch`, the decoding of whose records raised `error`.
+        """Return a `DamagedRange` for `batch`, whose records could not be decoded because of `error`.
 
-        Returns `error` itself if the segment has no valid batch there any more.
+        Returns `error` itself if the segment has no valid batch at or after the base offset of `batch` any more.
         """
         segment = state.segments_from(batch.header.base_offset)[0]
         for found in segment.batches_from(batch.header.base_offset):
@@ -516,13 +517,13 @@ class Reader:
             at = min(at - 1, batch.header.base_offset)
 
     def offset_for_time(self, timestamp: int, *, shown: bool = False) -> OffsetAndTimestamp | None:
-        """Return the earliest offset with a timestamp (ms) of at least `timestamp`, as Kafka's offsetsForTimes does.
+        """Return the first offset with a timestamp (ms) of at least `timestamp`, as Kafka's offsetsForTimes does.
 
-        Returns None if no such record is found. Also takes `LATEST`, `EARLIEST` and `MAX_TIMESTAMP`; raises
-        `InvalidRecord` for other negative values. Without `shown`, only the first segment whose largest timestamp is
-        at least `timestamp` is searched, and the answer may be a control record, as in Kafka (kafka-storage 3.10).
-        With `shown`, later segments are searched too, and the answer is a record that readers see. `shown` changes
-        nothing for the special values.
+        Returns None if no offset is found. Without `shown`, only the first segment whose largest timestamp is at
+        least `timestamp` is searched, and the result may be a control record, as in Kafka (kafka-storage 3.10). With
+        `shown`, later segments are searched too, and records that readers do not see are skipped. `timestamp` may
+        also be `LATEST`, `EARLIEST` or `MAX_TIMESTAMP`, for which `shown` changes nothing. Raises `InvalidRecord` for
+        other negative values.
         """
         return self.until_found(self._offset_for_time, timestamp, shown)
 

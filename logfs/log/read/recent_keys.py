@@ -67,7 +67,7 @@ def _newest_batches(reader: Reader, state: LogState) -> Iterator[Batch]:
 
 
 def _start(segment: Segment, stop: int, size_bytes: int) -> int:
-    """Return an offset such that the batches from it up to `stop` take about `size_bytes` bytes of the .log file."""
+    """Return an offset such that about `size_bytes` bytes of batches lie between it and the offset `stop`."""
     last = segment.position_of(stop - 1)
     offsets = range(segment.base_offset, stop - 1)
     return segment.base_offset + bisect_left(

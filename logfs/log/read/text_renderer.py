@@ -59,7 +59,7 @@ class RenderedRange(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Consecutive ranges of a segment's text, valid while `Segment.content` is the object `content`.
+    """Consecutive ranges of a segment's text. The block is valid while `Segment.content` is the same as `content`.
 
     `next_number` is the number of the text index entry at which the next block begins; None for the last block of the
     segment. This last block is valid only while the segment's end is `segment_end`.
@@ -301,8 +301,8 @@ class TextRenderer:
         """Return the text of batches, some of which may be damaged or in old formats.
 
         The batches are those from `entry` up to byte `end` of the .log file, and their text is bytes [at, stop) of
-        the segment's text. The size of the text that cannot be read is known only as a sum, so this text is assigned
-        to a single damaged range, the result of `_damage_with_text`.
+        the segment's text. The text index tells only the total size of the text that cannot be read. All of this text
+        is therefore assigned to one damaged range, the result of `_damage_with_text`.
         """
         self._log.check_may_block()
         texts: list[memoryview | Damage] = []

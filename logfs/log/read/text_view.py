@@ -132,7 +132,7 @@ class TextView:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the view grows no more. This is as of the last call of `size` or `read`."""
+        """Whether the view has reached its end and grows no more, as of the last use of `size` or `read`."""
         return self._fixed_size is not None
 
     @property
@@ -323,8 +323,8 @@ class TextView:
     def _find_origin(self) -> int | None:
         """Return the position of the view's byte 0, counted from the start of the original first segment's text.
 
-        The original first segment is that of the view when it was made, even if it has been released since. Returns
-        None while `first_offset` is above the log end.
+        The original first segment is the one with which the view was made, even if it has been released since.
+        Returns None while `first_offset` is above the log end.
         """
         if self._origin is None and self.first_offset <= self.log.state.log_end_offset:
             self._extend()

@@ -9,7 +9,7 @@
 A broker copies segments into a bucket, and deletes them there. So a bucket is read as a log directory that another
 process writes: each copy of a segment has files with different identities (inode numbers), and a directory gets a new
 modification time when a later listing shows different files. Two replicas may have rolled at different offsets, so
-that their copies of segments overlap: a .log file is then shown only up to where the next one begins.
+that their copies of segments overlap: a .log file is then shown only up to the first offset of the next segment.
 """
 
 from __future__ import annotations
@@ -405,8 +405,8 @@ class BucketDisk(ReadOnlyDisk):
     def _end_before(self, segment: BucketSegment, log: StoredFile, offset: int) -> int:
         """Return the position in a .log file of the first batch with a base offset of at least `offset`.
 
-        `offset` is the first offset of the next segment. Usually this segment ends before it, and the result is the
-        size of the file. The result is the size also if a batch before `offset` is damaged.
+        `offset` is the first offset of the next segment. Usually the file has no such batch, and the result is the
+        size of the file. The result is also the size of the file if a batch before `offset` is damaged.
         """
         if segment.end_offset is not None and segment.end_offset < offset:
             return log.size

@@ -57,9 +57,10 @@ def find_partitions(store: ObjectStore, place: str) -> dict[TopicPartition, list
 
 
 def _directories(store: ObjectStore, place: str) -> list[tuple[str, str]]:
-    """Return (prefix, directory) for each directory below `place` that may be a topic or a partition.
+    """Return (prefix, directory) for each directory below `place`, whatever its name.
 
-    `prefix` is the part of the directory's key before the name of the topic.
+    `prefix` is the part of the directory's key before the name of the topic. The caller must check whether the
+    directory is that of a topic, of a partition, or neither.
     """
     below = f"{place}/" if place else ""
     found = [(below, each) for each in store.level(place)[0]]

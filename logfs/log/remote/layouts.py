@@ -106,7 +106,7 @@ class BucketSegment:
 
     @property
     def files(self) -> Sequence[str]:
-        """The suffixes of the files that the segment can have; the text index is one only if the copy has it."""
+        """The suffixes of the files that the segment can have; without the text index if the copy has none."""
         if {object_keys.TEXT, LOCAL_TEXT} & self.objects.keys():
             return self.suffixes
         return [suffix for suffix in self.suffixes if suffix != names.TEXT_INDEX]
@@ -132,10 +132,10 @@ class BucketSegment:
         raise NotImplementedError
 
     def description(self, disk: BucketDisk) -> RemoteSegment | None:
-        """Return Kafka's description of the segment from its manifest; None if there is none.
+        """Return Kafka's description of the segment from its manifest; None if the copy has no description.
 
-        Also returns None if the offsets in the description are wrong. `disk` reads the manifest. Raises the errors of
-        `file`.
+        Also returns None if the description's first offset is not that of the segment, or if its end offset is out of
+        range. `disk` reads the manifest. Raises the errors of `file`.
         """
         return None
 

@@ -1,8 +1,8 @@
 """Copies a sealed segment into a bucket, in either layout, and reads it back.
 
-The objects are stored in the order in which the plugin of that layout stores them. After each object is stored, it is
-read back in full, and its size and CRC are compared with those of the bytes sent. The manifest of Aiven's layout
-comes last, so that an interrupted copy has no manifest.
+The objects are stored in the order in which Aiven's plugin or `LocalTieredStorage` stores them. After each object is
+stored, it is read back in full, and its size and CRC are compared with those of the bytes sent. The manifest of
+Aiven's layout comes last, so that an interrupted copy has no manifest.
 """
 
 from __future__ import annotations

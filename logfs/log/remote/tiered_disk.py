@@ -38,12 +38,12 @@ class TieredDisk(BucketDisk):
         is_finished: Callable[[SegmentKey], bool],
         cache_bytes: int,
     ) -> None:
-        """Prepare to read the objects in the directory `home`, a URL, whose names there begin with `prefix`.
+        """Prepare to read the objects in the directory `home` (a URL) whose names begin with `prefix`.
 
         `home` and `prefix` are the settings remote.storage.url and remote.storage.prefix. `cache_bytes` is the size
         limit of the cache of chunks. `is_finished` returns whether a segment's metadata says that its copy is
-        complete. If so, a missing object raises `RemoteStorageError`. If not, another process has deleted the object,
-        and `Gone` is raised.
+        complete. A read of a missing object raises `RemoteStorageError` if the copy is complete. Otherwise another
+        process has deleted the object, and the read raises `Gone`.
         """
         # A `BucketDisk` lists again if an object is missing. This disk requests the object again instead.
         super().__init__(BucketPath(f"{home}/{prefix}"), cache_bytes, home, looks_again=True)
