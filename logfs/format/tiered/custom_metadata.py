@@ -125,7 +125,7 @@ def parse(custom: bytes | None) -> StoredSegment | None:
     try:
         _, layout, chunk_bytes, changes, first_offset, time_offset, *text = numbers[:9]
         sizes = dict(zip(_FILES, numbers[9:], strict=True))
-        if min(numbers) < 0:
+        if min(numbers) < 0 or not chunk_bytes:
             raise ValueError
         return StoredSegment(
             _LAYOUTS[layout],
@@ -141,7 +141,7 @@ def parse(custom: bytes | None) -> StoredSegment | None:
     except (ValueError, IndexError):
         raise Corrupt(
             f"custom metadata: its {len(numbers)} numbers do not describe a segment: there are too few or too many, "
-            "one is negative, or the layout is unknown"
+            "one is negative, the chunks have no size, or the layout is unknown"
         ) from None
 
 
