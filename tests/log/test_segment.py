@@ -15,6 +15,7 @@ from logfs.format.files.aborted_transactions import AbortedTransaction
 from logfs.format.text.rendering import NO_TEXT, measure
 from logfs.log import recovery
 from logfs.log.disk.disk import Disk
+from logfs.log.segment import batch_scanner
 from logfs.log.segment.batch_iterator import Damage
 from logfs.log.segment.segment import Segment
 from logfs.store.store import Store
@@ -356,6 +357,27 @@ def test_truncation_keeps_the_records_below(tmp_path: Path) -> None:
     assert segment.end.text == texts[0]._replace(
         records=30, lines=30 * texts[0].lines, envelopes=30 * texts[0].envelopes
     )
+
+
+@pytest.mark.parametrize("kept", range(4))
+def test_a_truncation_ends_a_scan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: int
+) -> None:
+    """A scan that has yielded batches which a truncation then drops ends, whatever was appended since."""
+    monkeypatch.setattr(batch_scanner, "_CHUNK_BYTES", 200)
+    for more in range(3):
+        with Store(tmp_path / str(more)) as store:
+            log = store.create("a-0")
+            for number in range(9):
+                log.append([b"%d" % number * 20])
+            scanned = batch_scanner.scan_segment(log.active, 0, 0)
+            first = next(scanned)
+            assert not isinstance(first, Damage)
+            assert first.next_offset == 2
+            log.truncate(kept)
+            for _ in range(more):
+                log.append([b"new" * 7])
+            assert sum(1 for _ in scanned) <= more + max(kept - 2, 0)
 
 
 def test_truncation_resets_the_timestamp_and_the_next_offset(tmp_path: Path) -> None:

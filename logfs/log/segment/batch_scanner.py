@@ -478,7 +478,7 @@ def scan_segment(
     """Yield the valid batches of a segment from `position` on, in runs, and each `Damage` between them.
 
     `first_offset` is the lowest base offset that the first batch may have. Without `segment.gaps`, a higher base
-    offset means that batches are missing, which is damage.
+    offset means that batches are missing, which is damage. If a truncation cuts the segment, the iteration ends.
     """
     size = segment.size_bytes
     expected = first_offset
@@ -497,6 +497,7 @@ def scan_segment(
             continue
         # At `position` is damage, a message of an old format, or a batch after missing offsets, whose base offset the
         # scan cannot confirm. The walk handles all of these, and then yields the next valid batch.
+        before = position
         for walked in segment.walk(position, first_offset=expected, is_end_known=False):
             if isinstance(walked, Damage):
                 yield walked
@@ -509,6 +510,9 @@ def scan_segment(
             position, expected = walked[0] + header.size_bytes, header.next_offset
             if header.magic == MAGIC:
                 break
+        if position == before:
+            # A truncation has cut the segment meanwhile: it ends at or before `position`.
+            return
     if segment.next_base is not None and expected < segment.next_base and not segment.gaps:
         yield Damage(size, size, expected, segment.next_base, "the file ends too early")
 
