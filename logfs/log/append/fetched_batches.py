@@ -37,16 +37,17 @@ def append_fetched(
 ) -> int:
     """Append the whole batches in `data` that begin at or above the log end, and return their size in bytes.
 
-    `data` is what Kafka's Fetch returns for an offset: it may begin with batches that this log already has, and end
-    with an incomplete batch; both are left out. If offsets are missing before a batch, as after compaction,
-    `note_gap` is called before the batch is appended; it must record that offsets may be missing. The batches are
-    readable at once, and durable after `flush`. `source` is the expected value of the topic's setting
-    `logfs.mirror.source`: if the setting has another value, nothing is appended and `NotWritable` is raised.
+    `data` is what Kafka's Fetch returns for an offset. It may begin with batches that this log already has, and end
+    with an incomplete batch; these are left out. If offsets are missing before a batch, as after compaction,
+    `note_gap` is called before the batch is appended. It must note in a checkpoint that the log may lack offsets:
+    otherwise the next load of the partition takes the missing offsets for damage. The batches are readable at once,
+    and durable after `flush`. `source` is the expected value of the topic's setting `logfs.mirror.source`: if the
+    setting has another value, nothing is appended and `NotWritable` is raised.
 
-    Raises `Corrupt` for bytes that are not a valid batch, and for a batch that begins before the log end and ends
-    after it, because the two logs then differ. Also raises `NotWritable`, `PartitionFailed` or `UnknownPartition` if
-    the partition takes no such appends, and the `OSError` of a full disk. Batches that were appended before an error
-    stay.
+    Raises `Corrupt` for bytes that are not a valid batch. If this log has records, also raises `Corrupt` for a batch
+    that begins before the log end and ends after it, because the two logs then differ. Raises `NotWritable`,
+    `PartitionFailed` or `UnknownPartition` if the partition takes no such appends, and the `OSError` of a full disk.
+    Batches that were appended before an error stay.
     """
     view = memoryview(data)
     start, end, has_gap = _take(partition, view, source, may_have_gaps=False)
@@ -91,9 +92,9 @@ def _has_gap(run: ScannedBatches, end: int) -> bool:
 def _skip_known(partition: Partition, view: memoryview) -> int:
     """Return the position of the first batch in `view` that this log lacks.
 
-    The batch may begin before the log end. If the log has records, the two logs then differ, and `Corrupt` is raised.
-    If the log is empty, as after Kafka's DeleteRecords, its active segment is replaced by one that begins at the base
-    offset of the batch.
+    That batch may begin before the log end and end after it. If this log has records, the two logs then differ:
+    raises `Corrupt`. If this log is empty, as after Kafka's DeleteRecords, the batch is accepted, and the active
+    segment is replaced by one that begins at the base offset of the batch.
     """
     end, position = partition.log_end_offset, 0
     for header in whole_batches(view):
@@ -117,7 +118,7 @@ def _skip_known(partition: Partition, view: memoryview) -> int:
 def _valid_batches(partition: Partition, view: memoryview) -> ScannedBatches | None:
     """Return the valid batches at the start of `view`; None if `view` has no whole batch.
 
-    Raises `Corrupt` if the first batch is whole and not valid.
+    Raises `Corrupt` if the first batch is whole but not valid.
     """
     run, _ = scan(view, partition.log_end_offset, gaps=True)
     if len(run.rows):
@@ -167,10 +168,10 @@ def _append(partition: Partition, run: ScannedBatches) -> None:
 
 
 def begin_at(partition: Partition, offset: int, source: str = "") -> None:
-    """Drop all records and begin the log at `offset`, the log start of the log that is copied (kafka-storage 10.5).
+    """Drop all records and begin this log at `offset`, the log start of the source log (kafka-storage 10.5).
 
-    The caller must first raise the log start of this log to its log end, and make that durable. If `offset` is above
-    the log end, leader epochs and producers are dropped too. `source` is as in `append_fetched`.
+    The caller must first raise the log start of this log to the log end, and make the new log start durable. If
+    `offset` is above the log end, leader epochs and producers are dropped too. `source` is as in `append_fetched`.
 
     Raises `OffsetOutOfRange` if `offset` is below the log end, and `NotWritable`, `PartitionFailed`,
     `UnknownPartition` or `OSError` if the log cannot be changed.

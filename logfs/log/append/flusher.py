@@ -46,11 +46,11 @@ class Flusher:
     # When a flush is due. The Python API, the command line, maintenance and the mount follow the same rules.
 
     def is_due(self) -> bool:
-        """Whether a flush is due, because at least `flush.messages` records or 16 segments are not flushed.
+        """Whether at least `flush.messages` records are not flushed, or the last 16 segments have no durable record.
 
-        One sealed segment is enough if the unflushed segments of all partitions hold too many descriptors.
-        `flush.messages` has the value that was in force at the last append or, without an append, when the partition
-        was opened.
+        If the unflushed segments of all partitions hold too many descriptors, a flush is due as soon as one sealed
+        segment is not flushed. The value of `flush.messages` is that of the last append, or that of the opening if
+        nothing was appended since.
         """
         state, point = self._log.state, self.recovery_point
         segments = state.segments
@@ -73,7 +73,7 @@ class Flusher:
     # The partition and the store call these methods after a change.
 
     def note_append(self, config: LogConfig, now_ms: int) -> None:
-        """Note the value of `flush.messages` at an append and, if it is the first append after a flush, its time."""
+        """Note the value of `flush.messages` at an append. Also note the time of the first append after a flush."""
         self._flush_messages = config.flush_messages
         if self._unflushed_since_ms is None:
             self._unflushed_since_ms = now_ms

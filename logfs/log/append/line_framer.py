@@ -27,12 +27,12 @@ class LineFramer:
 
     The kernel divides a write(2) of about 1 MiB or more into parts. If the first part is refused, write(2) fails, and
     the kernel does not send the other parts. The newline of the refused line may be in a part that was not sent.
-    Therefore the next write begins a new line.
+    Therefore the next write(2) counts as the beginning of a new line.
 
     If a later part is refused, write(2) returns the size of the parts before it, and the program writes the rest
-    again, perhaps in smaller pieces. `refused_rest` is that part's share of the refused line. For example, if one
-    part ends with "ab" and the next begins with "cd" and a newline, and the line "abcd" is refused, `refused_rest` is
-    "cd" and the newline. These bytes are refused each time that the program writes them.
+    again, perhaps in smaller pieces. `refused_rest` are the bytes of the refused line that are in the refused part.
+    For example, if one part ends with "ab" and the next begins with "cd" and a newline, and the line "abcd" is
+    refused, `refused_rest` is "cd" and the newline. These bytes are refused each time that the program writes them.
     """
 
     def __init__(self, partition: Partition) -> None:
@@ -53,10 +53,10 @@ class LineFramer:
     def write(self, data: bytes) -> AppendResult:
         """Append the lines that one write(2) completes, and keep the unfinished line at the end of `data`.
 
-        `consumed` counts bytes of `data`. If `refused` is set and `consumed` is 0, write(2) fails with `refused`; if
-        `consumed` is greater, write(2) returns it, and the program writes the rest again. Raises `WouldBlock`, with
-        nothing changed, in a thread that must not wait. Raises `NotWritable`, `PartitionFailed` or `UnknownPartition`
-        if no append can succeed.
+        In the result, `consumed` counts bytes of `data`. If `refused` is set and `consumed` is 0, write(2) fails with
+        `refused`; if `consumed` is greater, write(2) returns it, and the program writes the rest again. Raises
+        `WouldBlock`, with nothing changed, in a thread that must not wait. Raises `NotWritable`, `PartitionFailed` or
+        `UnknownPartition` if no append can succeed.
         """
         self.partition.check_appendable()
         done = self._take(data)
@@ -144,7 +144,7 @@ class LineFramer:
         """Refuse a write because the line that begins with `carry` was not appended. Consume no byte of the write.
 
         `lines` are `carry` and the bytes of the write up to its last newline, and `done` is the result of their
-        append. Drops `carry`, except after an `OSError`.
+        append. Keeps `carry` if the disk is full or descriptors are short (`EXHAUSTED`), else drops it.
         """
         if isinstance(done.refused, LogfsError):
             if self._last_size >= _PART_BYTES:
@@ -158,8 +158,7 @@ class LineFramer:
     def _is_refused_rest(self, data: bytes) -> bool:
         """Whether `data` up to its first newline is `refused_rest` or a piece of it. If not, forget `refused_rest`.
 
-        A piece must begin where the last refused write began or ended (`_rest_from`). A piece with the newline must
-        reach the end of `refused_rest`.
+        A piece must begin where the last refused write began or ended (`_rest_from`).
         """
         rest, end = self.refused_rest, data.find(b"\n") + 1
         piece = data[:end] if end else data

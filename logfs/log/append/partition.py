@@ -253,9 +253,9 @@ class Partition(Log):
     def note_producer(self, batch: Batch, size: int) -> None:
         """Update the state of a batch's producer. The batch must be among the last `size` bytes that were appended.
 
-        If the batch aborts a transaction, adds an entry to the transaction index. If this fails, cuts off the last
-        `size` bytes and raises `PartitionFailed`: without the entry, other processes would treat the aborted records
-        as committed.
+        If the batch aborts a transaction, adds an entry to the transaction index. If the entry cannot be written,
+        cuts off the last `size` bytes and raises `PartitionFailed`: without the entry, other processes would treat
+        the aborted records as committed.
         """
         aborted = self.producers.update(batch)
         if aborted is not None:
@@ -459,9 +459,9 @@ class Partition(Log):
     def _begin_next(self, base_offset: int, now_ms: int) -> Segment:
         """Seal the active segment, write a producer snapshot at its end, and return the next segment.
 
-        After an `OSError`, the old segment stays active, and later appends to it get the offsets of the next segment.
-        The files of the next segment are therefore removed. They stay if the whole log directory has failed
-        (`LogDirFailed`), or if their removal fails too, which the message of the error then says.
+        After an `OSError`, the old segment stays active. The files of the next segment are removed, because appends
+        to the old segment reuse the offsets of the next one. The files stay if the whole log directory has failed
+        (`LogDirFailed`), or if their removal fails; the message of the error says if the removal has failed.
         """
         sealed, snapshots = self.active, self.snapshots
         segment = Segment(self.disk, self.directory, base_offset)
@@ -581,7 +581,7 @@ class Partition(Log):
             pass
 
     def check_truncatable(self, offset: int) -> None:
-        """Raise `OffsetOutOfRange` if `offset` is in or below a remote segment, which cannot be truncated."""
+        """Raise `OffsetOutOfRange` if the log has remote segments and `offset` is below the first local segment."""
         if self.state.segments[0].is_tiered and offset < self.local_start_offset:
             raise OffsetOutOfRange(
                 f"{self.name.directory}: offset {offset} is below {self.local_start_offset}, where the local "
@@ -632,10 +632,10 @@ class Partition(Log):
     def drop_oldest(self, count: int) -> Sequence[Segment]:
         """Drop the `count` oldest segments and return those dropped; their files stay for `file.delete.delay.ms`.
 
-        The caller must first make the new log start offset durable. A segment that ends above the log start is kept:
-        after the caller counted the segments, appends or compaction may have added records that must stay. A log that
-        would lose all its segments gets an empty one at the log end. After an error, the segments whose files were
-        not renamed stay in the log; the others have left it. The objects of remote segments stay in the bucket until
+        The caller must first make the new log start offset durable. A segment that ends above the log start is kept,
+        even if the caller counted it: an append or compaction may have extended the segment since. A log that would
+        lose all its segments gets an empty one at the log end. After an error, the segments whose files were not
+        renamed stay in the log; the others have left it. The objects of remote segments stay in the bucket until
         `store/maintenance/remote_log_manager` deletes them.
         """
         self.check_changeable()
@@ -726,10 +726,10 @@ class Partition(Log):
     def replace(self, old: Sequence[Segment], new: Segment, check: Callable[[], None]) -> None:
         """Replace the adjacent segments `old` by `new`, which compaction has made of them.
 
-        The files of `new` must be durable, and end in `.cleaned`. Uses Kafka's renames (kafka-storage 8.8): after a
-        crash, recovery deletes `new` if one of its files still ends in `.cleaned`, and otherwise finishes the
-        replacement. `check` is called first, under `Flusher.lock`; it must raise an error if the old segments have
-        changed since `new` was made. Raises `PartitionFailed` if a rename or a sync fails.
+        The files of `new` must be durable, and their names must end in `.cleaned`. They get Kafka's renames
+        (kafka-storage 8.8): after a crash, recovery deletes `new` if a name still ends in `.cleaned`, and otherwise
+        finishes the replacement. `check` is called first, under `Flusher.lock`; it must raise an error if the old
+        segments have changed since `new` was made. Raises `PartitionFailed` if a rename or a sync fails.
         """
         self.views.pin()
         # While this lock is held, nothing else changes sealed segments. Appends go on while the renames are synced.

@@ -231,7 +231,7 @@ class StagedAppend:
             partition.disk.sync_directory(partition.directory)
 
     def _how_many_fit(self, batches: ScannedBatches) -> int:
-        """Return how many of `batches` go into the last segment: all that fit, but at least one if it is empty."""
+        """Return how many of `batches` go into the last segment: all that fit, but at least one into an empty one."""
         run = self._runs[-1]
         if run.start:
             # The segment had batches before: `assign_place` has checked that all batches of the commit fit in it.
@@ -402,8 +402,8 @@ def reconcile(disk: Disk, directory: Path, part: CommitPart) -> tuple[CommitPart
 class _ExistingBatches:
     """Compares the batches of `part`, the part of a commit for one partition, with the partition's .log files.
 
-    The comparison begins at the place of the part. `matched` is the number of batches that are equal in the files.
-    `differs` becomes True at the first batch that is not equal; later batches are not compared.
+    The comparison begins at the place of the part. `matched` is the number of batches of the part that were found in
+    the files. `differs` becomes True at the first batch that was not found; later batches are not compared.
     """
 
     def __init__(self, disk: Disk, directory: Path, bases: Sequence[int], part: CommitPart) -> None:
@@ -452,7 +452,7 @@ class _ExistingBatches:
         return False
 
     def check_place(self, part: CommitPart) -> None:
-        """Raise `Corrupt` if the part's place is within a batch: then the place was assigned for another log."""
+        """Raise `Corrupt` if the part's place is within a batch. Such a place was assigned in another log."""
         segment = self._segments.get(part.segment)
         if segment is None:
             return

@@ -44,7 +44,7 @@ class Partitioner:
         self.left = BATCH_BYTES
 
     def partition(self, key: bytes | None, size: int) -> int:
-        """Return the partition number for a record of `size` bytes; the size of a record with a key is not used."""
+        """Return the number of the partition for a record. If `key` is None, count the record's `size` (`note`)."""
         if key is not None:
             return partition_of(key, self.count)
         number = self.current
@@ -76,8 +76,8 @@ def check_partitions(topic: str, partitions: Sequence[Log]) -> None:
 class TopicLineFramer(LineFramer):
     """A `LineFramer` whose lines go to the partitions of a topic. The next line goes to `partition`.
 
-    In the subclass for envelopes, the next record without a key goes to `partition`. The offsets in the results are
-    not offsets of a log: they number the records of one call from 0.
+    In `TopicEnvelopeFramer`, the next record without a key goes to `partition`. The offsets in the results are not
+    offsets of a log: they number the records of one call from 0.
     """
 
     def __init__(self, partitions: Sequence[Partition], partitioner: Partitioner) -> None:
@@ -150,9 +150,9 @@ class TopicEnvelopeFramer(TopicLineFramer, EnvelopeFramer):
         return AppendResult(0, count - 1, done, refused)
 
     def _flush(self, waiting: dict[int, list[Record]]) -> int:
-        """Append the records in `waiting` and remove them from it; return their number.
+        """Append the records in `waiting` (by partition number), remove them from it, and return their number.
 
-        Raises the first error of a partition.
+        If a partition refuses a record, raises the reason, and appends nothing to the partitions after it.
         """
         count = 0
         for number in sorted(waiting):

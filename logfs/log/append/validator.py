@@ -156,7 +156,7 @@ def _check_header(header: Header, *, trusted: bool) -> None:
 
 
 def _check_columns(decoded: Columns, config: LogConfig, now_ms: int) -> None:
-    """Raise the error that `check_record` returns for the first record that it refuses in a batch."""
+    """Check the records of a batch: raise the error of `check_record` for the first record that it refuses."""
     times = decoded.timestamps
     suspect = (times < NO_TIMESTAMP) | (now_ms - times > config.message_timestamp_before_max_ms)
     suspect |= times - now_ms > config.message_timestamp_after_max_ms

@@ -20,8 +20,8 @@ class CleaningAborted(LogfsError):
 class Dirty(NamedTuple):
     """The part of a log whose keys a round of compaction notes: offsets [first_dirty, first_uncleanable).
 
-    `first_uncleanable` is the base offset of a segment. The round does not change that segment and later ones. The
-    part is empty if `first_dirty` is not below `first_uncleanable`: for example, the log may start within a segment
+    `first_uncleanable` is the base offset of a segment. The round changes neither this segment nor later ones. The
+    part is empty if `first_dirty` is not below `first_uncleanable`: for example, if the log starts within a segment
     that cannot be cleaned yet.
     """
 

@@ -57,8 +57,8 @@ class CleanedTransactions:
     """The state of all transactions while a log is read from some segment on (Kafka's CleanedTransactionMetadata).
 
     `aborted` has the entries of all transaction indexes of the log, including those of segments that are not read.
-    `kept` collects the entry of each aborted transaction whose abort marker was read after some of its data. The
-    transaction index of the new segment gets these entries. The caller must clear `kept` before each new segment.
+    `kept` collects the entries for the transaction index of the new segment: one for each abort marker that was read,
+    if data of its transaction was read before. The caller must clear `kept` before each new segment.
     """
 
     def __init__(self, aborted: Iterable[AbortedTransaction]) -> None:
@@ -122,8 +122,8 @@ class RecordFilter:
     """The filter of one round of compaction. It takes the batches of a log, many (`ScannedBatches`) at a time.
 
     `known` has the newest offset of each key. `delete_retention_ms` is the setting `delete.retention.ms`. The round
-    may clean the log below `first_uncleanable`. `producers` maps each producer id to the producer's last offset (-1
-    for none) and epoch. Times are in ms.
+    changes only the log below `first_uncleanable`. `producers` maps each producer id to the producer's last offset
+    (-1 for none) and epoch. Times are in ms.
     """
 
     known: OffsetMap

@@ -1,4 +1,4 @@
-"""Partitions that another process writes, read here while they grow.
+"""Reading partitions while another process writes them.
 
 Imports `disk`, `remote`, `segment`, `state`, `recovery` and `read`.
 

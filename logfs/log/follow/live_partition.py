@@ -154,8 +154,9 @@ class _Look(NamedTuple):
     """The result of one check of a partition directory; `listing` is None if the directory was not listed.
 
     `number` is how many times the `LivePartition` had been updated before the check. `identity` is the directory's
-    inode number. `mtime_ns` is the directory's mtime, None if a later change may have the same mtime. `remote` are
-    the segments that are only in the object store; their offsets are below those of the segments in `listing`.
+    inode number. `mtime_ns` is the directory's mtime, None if it is so recent that a later change could leave it the
+    same. `remote` are the segments that are only in the object store; their offsets are below those of the segments
+    in `listing`.
     """
 
     number: int
@@ -418,8 +419,9 @@ class LivePartition(Log):
     ) -> None:
         """Make `segments` visible to readers, with the log start of the checkpoint.
 
-        A log start outside the offsets of `segments` is replaced by the nearest end of these offsets. `changes_text`
-        says that bytes of the text views may differ from before. A change of the log start implies this.
+        If that log start is below the first offset of `segments` or above their end, the first offset or the end is
+        the log start instead. `changes_text` says that bytes of the text views may differ from before; a change of
+        the log start has the same effect as `changes_text`.
         """
         start = max(self._checkpointed_start, segments[0].base_offset)
         start = min(start, segments[-1].next_offset)

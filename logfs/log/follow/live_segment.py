@@ -304,10 +304,11 @@ class LiveSegment(Segment):
         return super().offset_before(timestamp)
 
     def _time_before(self, timestamp: int) -> TimeEntry:
-        """Return an entry of the time index before `timestamp` whose batch is in the log, or else (-1, base offset).
+        """Return an entry of the time index below `timestamp` whose batch is in the log, or else (-1, base offset).
 
-        An entry with exactly `timestamp` is not returned. A truncation may have left it: then its offset may be that
-        of a later batch with the same timestamp, and a search from there would miss the first such batch.
+        An entry with exactly `timestamp` is not returned, because it may be left over from before a truncation. The
+        log may since have got two batches with this timestamp. If the offset of the entry is that of the second, a
+        search that begins at the entry misses the first.
         """
         index = self.time_index
         number = bisect_left(range(len(index)), timestamp, key=lambda n: index[n].timestamp) - 1
@@ -405,9 +406,9 @@ class LiveSegment(Segment):
         return measured
 
     def _measure(self, now: SegmentEnd) -> SegmentEnd:
-        """Return `now`, an end of this segment, with the size of the text up to it, from the text index.
+        """Return `now`, an end of this segment, with its text size filled in from the text index.
 
-        Reads the part of the log that the text index lacks.
+        If the text index does not reach `now`, extends the index by reading the rest of the log.
         """
         # Use a copy of this object with the same files, whose end does not move meanwhile.
         still = self.detached()
@@ -476,7 +477,7 @@ class _LiveTxnIndex(TransactionIndex):
             self._identity = identity
 
     def read_again(self) -> None:
-        """Read the file again, if it was read before, because it has all entries of the segment after a roll."""
+        """Read the file again if it was read before. Call this after a roll: the file is complete from then on."""
         if self._entries is not None:
             with suppress(Gone):
                 self._entries = self._load()

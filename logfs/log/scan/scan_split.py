@@ -58,10 +58,9 @@ def plan(
 ) -> Iterator[SegmentSplit]:
     """Split the records [first_offset, end_offset) of a partition; yield splits of about `split_bytes` bytes each.
 
-    A segment is cut at entries of its offset index. The splits together cover exactly these records, by ascending
-    offset.
-    `reader` decides which transactions are visible. Raises `Gone` or `FileNotFoundError` if a file leaves the log
-    meanwhile: refresh the reader and call again.
+    A segment is cut at entries of its offset index. Together, the splits cover exactly the given records, by
+    ascending offset. `reader` decides which transactions are visible. Raises `Gone` or `FileNotFoundError` if a file
+    leaves the log meanwhile: refresh the reader and call again.
     """
     state = reader.state
     aborted = reader.aborted(state)
@@ -228,10 +227,10 @@ def _read(
 
 
 def _start(segment: Segment, segment_split: SegmentSplit) -> tuple[int, int]:
-    """Return where the scan of a split begins: the split's position, and the base offset of the batch there.
+    """Return the position at which the scan of a split begins, and the base offset of the batch at this position.
 
-    If no batch begins there, or one with a base offset above the split's first offset, returns 0 and the base offset
-    of the segment.
+    The position is that of the split. If no batch begins there, or if the base offset of the batch is above the
+    split's first offset, the scan begins at the start of the segment: returns 0 and the segment's base offset.
     """
     head = segment.header(segment_split.position) if segment_split.position else None
     if head is not None and segment.base_offset <= head.base_offset <= segment_split.first_offset:

@@ -1,8 +1,8 @@
 """Descriptions of segments. With a description, another process that shares only the files can open the segment.
 
-A description has the identities (inode numbers) of files. By these, a process on another machine notices that it does
-not see the same files as the process that made the description. The log directory may not be mounted there, or may be
-an old copy, or may lack a file. A file is also missing if the segment has left the log since it was described;
+A description has the identities (inode numbers) of files. They show a process on another machine whether it sees the
+same files as the process that made the description. On the other machine, the log directory may not be mounted, or
+may be an old copy, or may lack a file. A file is also missing if the segment has left the log since it was described;
 `SegmentDescriptor.has_left` tells whether this is the cause.
 """
 
@@ -191,7 +191,10 @@ def _identity_at(disk: Disk, path: Path) -> int | None:
 
 
 def _identity(reader: Reader, segment: Segment) -> int | None:
-    """Return the identity of a segment's .log file; None if an empty log has no file. Raises `Gone`, `OSError`."""
+    """Return the identity of a segment's .log file; None if the log is empty and has no file.
+
+    Raises `Gone` or `FileNotFoundError` if the file is missing although the log is not empty, and `OSError`.
+    """
     if isinstance(segment, TieredSegment):
         return segment.identity
     try:

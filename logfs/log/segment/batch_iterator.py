@@ -62,7 +62,7 @@ class Damage(NamedTuple):
         return f"{what} ({where}: {self.reason}); restore the file from a copy, or continue reading after it"
 
     def error(self, path: object) -> DamagedRange:
-        """Return the error to raise for a read of these offsets; its message names `path`, the .log file."""
+        """Return the error to raise for a read of the damaged offsets. Its message names `path`, the .log file."""
         return DamagedRange(self, f"{path}: {self}")
 
 
@@ -275,11 +275,11 @@ class Walk:
     def _contents(self, position: int, expected: int) -> tuple[int, int, bool]:
         """Return the probable end position of a damaged batch, its last offset, and whether its length is reliable.
 
-        Bytes inside the damaged batch may look like a batch. By the result, the caller tells them from later batches
-        of the log. For example, a compressed message of an old format contains messages, and snappy and LZ4 leave the
-        bytes of these as they are if they cannot shorten them. If the length of the outer message agrees with the
-        lengths of its fields, the length is right. Otherwise the inner messages are recognised by their offsets,
-        which do not exceed that of the outer message.
+        Bytes inside the damaged batch may look like a batch. The caller uses the result to tell them from the later
+        batches of the log. For example, a compressed message of an old format contains messages, and snappy and LZ4
+        leave the bytes of these as they are if they cannot shorten them. If the length of the outer message agrees
+        with the lengths of its fields, the length is right. Otherwise the inner messages are recognised by their
+        offsets, which do not exceed that of the outer message.
         """
         head = self._get(position, HEADER_SIZE)
         end = position + _size_at(head)

@@ -112,7 +112,7 @@ class ScannedBatches(NamedTuple):
 
     @property
     def are_compressed(self) -> bool:
-        """Whether any of the batches is compressed."""
+        """Whether at least one of the batches is compressed."""
         return bool((self.rows[:, ATTRIBUTES] & CODEC_MASK).any())
 
     def select(self, wanted: NDArray[np.bool_] | slice) -> ScannedBatches:
@@ -219,7 +219,7 @@ class ScannedBatches(NamedTuple):
         """Return the lines of all records in the batches.
 
         `size` is the total size of the lines in bytes, according to the text index. Returns None if the lines have
-        another size, if any batch has attributes set, such as a codec, or for a batch of an old format.
+        another size, if at least one batch has attributes set, such as a codec, or for a batch of an old format.
         """
         from logfs.format.kernels import batch_kernels
 

@@ -35,8 +35,8 @@ _MOST_BYTES = 512 * 1024 * 1024
 class SparseIndex(NamedFile):
     """Fixed-width entries in increasing order. A lookup finds the last entry at or before its target.
 
-    Any thread may look up: a lookup reads `_entries` once, which the one writer replaces by one assignment. The file
-    is opened at the first use, so that a store of many segments opens quickly, and is read block by block.
+    A lookup needs no lock: it reads `_entries` once, and the only writer replaces `_entries` by one assignment. The
+    file is opened at the first use, so that a store of many segments opens quickly, and is read block by block.
 
     `_writer` adds entries: to the file of an active segment after `preallocate`, or in memory after `collect`. A
     read-only store keeps collected entries in memory. An index without a `_writer` accepts no entries.
@@ -194,7 +194,10 @@ class SparseIndex(NamedFile):
             self.read_again(self._written(file))
 
     def read_again(self, count: int | None = None) -> None:
-        """Forget the bytes read from a changed file. It now has `count` entries; None means as many as before."""
+        """Forget the bytes read from a file that has changed.
+
+        The file now has `count` entries; None means as many as before.
+        """
         before = self._entries
         if before is not None and before.blocks.file is not None:
             length = before.length if count is None else count
@@ -353,8 +356,8 @@ class SparseIndex(NamedFile):
     def _forget_cut(self, entries: Entries) -> None:
         """Make the next use open the file again, because the file is shorter than `entries` says.
 
-        Raises `Gone` in a read-only store, and for an index that is being written: these cannot open the file again.
-        The caller then lists the log again and repeats the read (`Reader.until_found`).
+        Raises `Gone` in a read-only store, and for an index that is being written, because such an index must not
+        open its file again. After `Gone`, the reader lists the log and repeats the read (`Reader.until_found`).
         """
         if self._entries is entries:
             if not (self._disk.writable and entries.reopens):

@@ -73,7 +73,7 @@ class TextBuilder:
         self.position = self._last_entry
 
     def add(self, found: ScannedBatches | Damage) -> None:
-        """Process the next measured batches or damage: add their size to `text`, and the index entries that are due.
+        """Process the next measured batches or damage: add the entries that are due, and add the size to `text`.
 
         Damage gets one entry for its start and one for its end.
         """
@@ -221,7 +221,7 @@ def lookup_fits(segment: Segment, number: int) -> bool:
 
 
 def text_fits(segment: Segment) -> bool:
-    """Whether the last entries of a segment's text index agree with the log: a cheap check of the index.
+    """Whether the last one or two entries of a segment's text index agree with the log: a cheap check of the index.
 
     They do not agree, for example, if another program has truncated the log. An index without entries passes.
     """

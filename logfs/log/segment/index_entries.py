@@ -122,7 +122,7 @@ class EntryCollector:
         return Entries.held(bytearray(data), self._entry)
 
     def reserve(self, length: int, more: int) -> None:
-        """Make space for `more` entries after the first `length`. Does nothing here: memory needs no reservation."""
+        """Make space for `more` entries after the first `length`. In memory, there is nothing to do."""
 
 
 class IndexWriter(EntryCollector):
@@ -146,7 +146,8 @@ class IndexWriter(EntryCollector):
     def begin(self, length: int) -> Entries:
         """Preallocate the file for `capacity` entries, and return its first `length` entries; `add` adds after them.
 
-        Raises `OSError` and `WouldBlock`. `trim` removes the space that is left unused.
+        `trim` removes the space that is left unused. Raises `OSError`, and `WouldBlock` in a thread that must not
+        wait for the disk.
         """
         width, size = self._entry.size, self.capacity * self._entry.size
         if self._disk.size(self._file) != size:
@@ -212,7 +213,8 @@ class IndexWriter(EntryCollector):
     def trim(self, entries: Entries) -> Entries:
         """Cut the preallocated space after `entries` off the file, and drop the mapping of the file into memory.
 
-        Returns the same entries for readers to use from now on; these open the file again (`reopens`).
+        Returns the same entries, which readers use from now on. The index may drop them, because it can read them
+        again from the file (`reopens`).
         """
         self._disk.truncate(self._file, entries.length * self._entry.size)
         self._mapping = None

@@ -57,7 +57,7 @@ class _Call(Generic[T, R]):
                 self.future = _pool().submit(work, item)
 
     def take(self) -> bool:
-        """Do the work in this thread, unless a thread of the pool has begun it. Returns whether this call did it."""
+        """Do the work in this thread, unless it was begun before. Return whether it was done by this method call."""
         if not self.future.cancel():
             return False
         self.future = Future()

@@ -110,9 +110,9 @@ class Segment(SegmentFiles):
         """Check the file of the offset index (`number` 0) or the time index (1); rebuild a wrong one from the log.
 
         Returns the rebuilt index. Returns None if the file is right, if an earlier rebuild did not make it right, or
-        if it is not checked: the caller must then use the file as it is. Only the files of sealed segments with
-        batches are checked, and not in a bucket, where a check costs requests. A wrong file does no harm, because
-        each entry is checked against the log when it is used.
+        if it is not checked; the caller then uses the file as it is. The file is not checked if the segment is active
+        or has no batches, or if it is in a bucket, where a check costs requests. A lookup in an unchecked file
+        compares the entry that it finds with the log.
         """
         if self.next_base is None or self.is_active or self._disk.is_remote or not self.size_bytes:
             return None
@@ -208,7 +208,7 @@ class Segment(SegmentFiles):
     # Methods that read the .log file.
 
     def read(self, position: int, size: int) -> memoryview:
-        """Return `size` bytes of the .log file from `position` on, fewer if its last whole batch ends before that."""
+        """Return `size` bytes of the .log file from `position` on, fewer at the end of the last whole batch."""
         left = self.size_bytes - position
         return self._disk.read(self.file, position, max(min(size, left), 0))
 
@@ -400,10 +400,10 @@ class Segment(SegmentFiles):
     def find_batch_at(self, timestamp: int, first_offset: int) -> tuple[int, Batch | None]:
         """Find the first batch with a greatest timestamp >= `timestamp` (ms) and a last offset >= `first_offset`.
 
-        Returns (position, batch). `position` is that of the batch before it, or of the batch where the lookup began.
-        `batch` is None if the lookup did not find the batch. The lookup ends early at missing offsets, an old format
-        or damage: a walk from `position` can then still find the batch. The lookup reads headers, beginning at a time
-        index entry, and checks the CRC only of the batch that it returns.
+        Returns (position, batch). `batch` is the batch that was found, or None. `position` is that of the batch
+        before `batch`, or of the batch where the lookup began. The lookup ends early at missing offsets, an old
+        format or damage: `batch` is then None, and a walk from `position` can still find the batch. The lookup reads
+        headers, beginning at a time index entry, and checks the CRC only of the batch that it returns.
         """
         start = max(self.offset_before(timestamp), first_offset)
         position, expected, _ = self._look_from(start)

@@ -11,7 +11,7 @@ UNMEASURED = TextSize(-1, -1, -1)
 
 
 class SegmentEnd(NamedTuple):
-    """The end of a segment: its length in bytes, the offset after its last record, and the size of its text.
+    """The end of a segment: its length in bytes, the offset after the segment, and its text size.
 
     An end is replaced as a whole, so its three fields are always of the same moment.
     """

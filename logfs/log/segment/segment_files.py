@@ -95,7 +95,7 @@ class SegmentFiles(NamedFile):
     def identify(self, files: Files) -> None:
         """Use the files with the identities (inode numbers) in `files`, which is keyed by suffix, such as ".log".
 
-        Only `LiveSegment` implements this. Here it does nothing, and the files are opened by their names.
+        Only `LiveSegment` does so. In other segments, this does nothing, and the files are opened by their names.
         """
 
     def new_indexes(self) -> tuple[OffsetIndex, TimeIndex, TextIndex]:

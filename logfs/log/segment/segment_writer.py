@@ -65,11 +65,11 @@ class SegmentWriter:
         text: TextSize,
         interval_bytes: int,
     ) -> None:
-        """Write one batch at the end of the segment, and an entry to each index if it is due (kafka-storage 3.3).
+        """Write one batch at the end of the segment, and add the index entries that are due (kafka-storage 3.3).
 
         `data` are the bytes of the batch, with its final offsets. `max_timestamp` (ms) and `text` are the greatest
-        timestamp and the text size of its records. An entry is due if the batch begins more than `interval_bytes`
-        after the last batch with an entry. After an `OSError` the segment's end is unchanged, and the caller must cut
+        timestamp and the text size of its records. Entries are due if the batch begins more than `interval_bytes`
+        after the last batch with entries. After an `OSError` the segment's end is unchanged, and the caller must cut
         off the bytes of the batch that are in the file.
         """
         segment = self._segment

@@ -79,9 +79,9 @@ class TextIndex(SparseIndex):
     def _recreate(self, number: int) -> tuple[int, ...]:
         """Rebuild a damaged entry and its damaged neighbours from the log, and return the fields of the entry.
 
-        Reads the log between the nearest valid entries, or up to the log's end if no valid entry follows. The file is
-        not changed: `logfs check` reports the damage, and `logfs reindex` repairs it. Raises `Corrupt` if the
-        entries cannot be made from the log.
+        Reads the log between the nearest valid entries, or up to the segment's end if no valid entry follows. The
+        index file is not changed: `logfs check` reports the damage, and `logfs reindex` repairs it. Raises `Corrupt`
+        if the entries cannot be made from the log.
         """
         first, behind = number, number + 1
         while first and not self._is_right(first - 1):

@@ -66,9 +66,10 @@ def load(disk: Disk, log: File, index: TextIndex) -> bool:
 
 
 def save(disk: Disk, log: File, index: TextIndex) -> None:
-    """Write the entries of a sealed segment's text index to the cache, and remove the files unused for longest.
+    """Write the entries of a sealed segment's text index to the cache. From then on, the index reads them there.
 
-    `log` is the segment's .log file, and `disk` reads it. The index then reads its entries from the cache.
+    `log` is the segment's .log file, and `disk` reads it. If the cache then exceeds `LIMIT_BYTES`, the cache files
+    that were unused for longest are removed.
     """
     path = _path(disk, log, index)
     if path is None:

@@ -36,8 +36,8 @@ class TransactionIndex(NamedFile):
     def entries(self) -> Sequence[AbortedTransaction]:
         """The aborted transactions in the order of their markers.
 
-        If the file has to be read first, raises `OSError`, `Corrupt` for a later version of its format, and
-        `WouldBlock` in a thread that must not wait.
+        Reads the file if the entries are not in memory. The read raises `OSError`, `Corrupt` if the file has a later
+        version of its format, and `WouldBlock` in a thread that must not wait.
         """
         entries = self._entries
         if entries is None:
@@ -86,8 +86,8 @@ class TransactionIndex(NamedFile):
     def supplement(self, aborted: AbortedTransaction) -> None:
         """Add an aborted transaction that was found in the log, if the index lacks it.
 
-        Does nothing here. The file may lack transactions only while a broker writes the log, and `LiveSegment` has a
-        subclass for such a log.
+        This class does nothing, because its file has all transactions. Only while a broker writes the log, the file
+        may lack some; `LiveSegment` has a subclass for such a log, which adds them.
         """
 
     def truncate(self, offset: int) -> None:
