@@ -7,11 +7,11 @@ taken the page of a file of 4,000 bytes, with 96 zeros at its end. A line of 50 
 told the size 4,050. The reader then sees 50 zeros as data. While several open files share a kernel inode, no order of
 the daemon's answers can prevent this. Therefore:
 
-- A kernel inode belongs to one open file. A lookup returns the last inode of the name if this inode is closed and not
-  reserved for another thread, and the file still has the size that the kernel was told: the kernel's pages of this
-  inode then serve the next reader. Otherwise, the lookup returns a new inode. An open of an inode that belongs to an
-  open file fails with ESTALE, and the kernel repeats the lookup. This lookup returns a new inode, which is reserved
-  for the thread until the thread opens it.
+- A kernel inode belongs to one open file. A lookup returns the last inode of the name if this inode belongs to no
+  open file and is not reserved for another thread, and the file still has the size that the kernel was told. The
+  kernel's pages of this inode then serve the next reader. Otherwise, the lookup returns a new inode. An open of an
+  inode that belongs to an open file fails with ESTALE, and the kernel repeats the lookup. This lookup returns a new
+  inode, which is reserved for the thread until the thread opens it.
 - If only one thread can use the open file, as with `tail -f`, the answer to the thread's GETATTR has the larger size
   at once (`grow`): the thread cannot ask for the size and read at the same time. This happens on the trio thread.
 - If other threads or processes may share the descriptor, a worker thread first drops the kernel's pages. Then it
@@ -114,8 +114,8 @@ class GrowingSizes:
     async def stop(self) -> None:
         """Stop telling the kernel larger sizes of shared files. Wait for calls of `_grow_for_all` in progress.
 
-        Such a call waits for pages that the kernel has locked until READ requests are answered. So the mount must
-        answer requests during `stop`, which waits for 20 s at most.
+        Such a call waits for locked pages, which the kernel unlocks when the mount answers READ requests. So the
+        mount must answer requests during `stop`. `stop` waits for 20 s at most.
         """
         self._is_stopped = True
         end = trio.current_time() + _STOP_SECONDS
@@ -143,9 +143,9 @@ class GrowingSizes:
     def may_open(self, node: GrowingFile, thread: int) -> bool:
         """Return whether `thread` may open `node`. The result is False if `node` belongs to an open file.
 
-        The caller must then make the kernel repeat the lookup, which makes a node for this thread alone. A thread is
-        sent back only once: its next open is allowed. Without this rule, a name that the kernel does not look up,
-        such as `/dev/stdin`, could never be opened, because it leads to the same node again.
+        After False, the caller must make the kernel repeat the lookup, which makes a node for this thread alone. The
+        next call for the thread then returns True for any node. Without this rule, a name that the kernel does not
+        look up, such as `/dev/stdin`, could never be opened, because it always leads to the same node.
         """
         if not node.is_growing or not node.handles or thread in self._sent_back:
             self._sent_back.discard(thread)
@@ -160,8 +160,8 @@ class GrowingSizes:
         """Return the size to tell the kernel in the answer to a GETATTR by `thread`, once it is safe to tell.
 
         `size` is the present size of the file in bytes. If it is larger than the size that the kernel was told, and
-        other threads may share the file, this waits until these threads have left the kernel's read path. For such a
-        file, the result is the size that the kernel was told before if the mount is being stopped.
+        other threads can share the file, this waits until these threads have left the kernel's read path. If `stop`
+        was called, this does not wait for the threads, but returns the size that the kernel was told before.
         """
         if not node.is_growing:
             return size
@@ -219,8 +219,8 @@ class GrowingSizes:
     def pop_stale(self, partition: Reader) -> set[int]:
         """Return the inodes of those files of `partition` whose sizes the kernel may still keep.
 
-        Call this when the partition has grown. The caller must invalidate the attributes of each inode: the
-        next call does not return it again.
+        Call this when the partition has grown. The caller must invalidate the attributes of each inode, because the
+        next call does not return the inode again.
         """
         return self._kept.pop(partition, set()) if self._kept else set()
 

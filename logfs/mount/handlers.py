@@ -48,7 +48,7 @@ class Handlers(pyfuse3.Operations, Generic[N]):
     # Methods that record errors.
 
     def failed(self, name: str, arguments: tuple[Any, ...], error: Exception) -> int:
-        """Return the errno of an error, and record the error with its path for `.logfs/errors`.
+        """Return the errno of an error, and record the error and the path of the request for `.logfs/errors`.
 
         `name` is the name of the handler that failed, and `arguments` are those of the call.
         """

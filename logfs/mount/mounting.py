@@ -67,7 +67,7 @@ def _check_mountpoint(mountpoint: Path, sources: Sequence[Path], *, nonempty: bo
     """Raise `InvalidStore` if `mountpoint` is unsuitable.
 
     It is unsuitable if it is no directory, is or contains one of `sources`, is a log directory or a partition, lies
-    in another mount of logfs, or, without `nonempty`, is not empty.
+    in another mount of logfs, or is not empty although `nonempty` is false.
     """
     if not mountpoint.is_dir():
         if mountpoint.exists():

@@ -107,8 +107,8 @@ class Operations(Handlers[Node]):
     async def _run(self, work: Callable[..., _T], *arguments: Any) -> _T:
         """Call `work`, which must change nothing, on this thread. If it must wait, repeat it in a worker thread.
 
-        This is architecture.md, rule 8. Until the compiled code is loaded, `work` always runs in a worker thread,
-        because it may wait for the loading.
+        This is architecture.md, rule 8. Until the compiled code is loaded, `work` always runs in a worker thread: if
+        `work` needs this code, it waits until the code is loaded.
         """
         if self.is_cold:
             return await self._look(work, *arguments)
@@ -439,7 +439,7 @@ class Operations(Handlers[Node]):
     async def _sync(self, handle: Handle, *, must: bool = True) -> None:
         """Make data appended through `handle` durable. Calls that wait for the same partition share one sync.
 
-        Unless `must`, only flushes that are due are done (`Partition.flush_if_due`).
+        If `must` is false, only flushes that are due are done (`Partition.flush_if_due`).
         """
         for partition, end_offset in [(each, each.log_end_offset) for each in handle.appends_to]:
             lock = self._sync_locks.setdefault(partition, trio.Lock())

@@ -130,7 +130,7 @@ def _mount(
 ) -> None:
     """Mount a store, and serve requests until the mount ends or `stop_wanted` returns.
 
-    `watch` is called with the mountpoint, as the mount table shows it.
+    `watch` is called with the path of the mountpoint, in the form that the mount table shows.
     """
     mirror = None if options.mirror is None else MountedMirror(store, options.mirror)
     errors, requests = ErrorLog(store.clock), AdminRequests()

@@ -149,8 +149,8 @@ class Registry:
 def _reason(error: BaseException) -> str:
     """Return the message of the innermost cause of an error.
 
-    If the cause has no `strerror`, only the text after the last colon of its message is returned. The text before the
-    colon is often that of a Python object.
+    If the cause has no `strerror`, only the text after the last colon of its message is returned: the text before the
+    colon often names a Python object, which tells the user nothing.
     """
     reason: BaseException = error
     while isinstance(inner := getattr(reason, "reason", None) or _argument(reason), BaseException):

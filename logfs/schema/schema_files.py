@@ -21,7 +21,7 @@ _NUMBER = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
 class SchemaFiles:
-    """A source of schemas: a directory of files. They are read when needed, so files may be added at any time."""
+    """A source of schemas: a directory of files. `find` reads the files, so files can be added at any time."""
 
     def __init__(self, directory: Path) -> None:
         """Use the schemas in `directory`. Raises `SchemasUnavailable` if the directory has none or cannot be read."""
@@ -54,7 +54,7 @@ class SchemaFiles:
         """Do nothing, because no file stays open after a read."""
 
     def _references(self, suffix: str) -> dict[str, str]:
-        """Return the texts of all files that a schema may refer to, by the names that references use.
+        """Return the texts of all files that a schema can refer to, by the names that references use.
 
         `suffix` is that of the schema's own file, such as ".avsc".
         """

@@ -51,7 +51,7 @@ class _Schemas(Replay):
                 self._apply_record(record)
 
     def _apply_record(self, record: Record) -> None:
-        """Keep the schema in a record, even one that is marked as deleted: older values may be written with it."""
+        """Keep the schema in a record, even if it is marked as deleted: older values can still have its id."""
         try:
             key, value = orjson.loads(record.key or b""), orjson.loads(record.value or b"")
             if key["keytype"] != "SCHEMA":

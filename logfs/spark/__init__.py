@@ -164,8 +164,8 @@ def session(
 def _is_local(master: str | None) -> bool:
     """Whether it is certain that the workers run on this machine.
 
-    This is certain if `master` is local, or if `master` is None and no environment variable is set that may select a
-    master.
+    This is certain if `master` is local. It is also certain if `master` is None, and no environment variable that can
+    select a master is set.
     """
     elsewhere = (
         "MASTER",

@@ -43,7 +43,7 @@ class BatchReader(DataSourceReader):
 
         - a partition or topic does not exist,
         - the start offset of a partition is greater than its end offset,
-        - offsets or timestamps by partition are not given for exactly the partitions that are read, or
+        - an option gives offsets or timestamps by partition, but not for exactly the partitions that are read, or
         - a starting timestamp is later than all records, unless startingOffsetsByTimestampStrategy is latest.
 
         Raises `DataLoss` for offsets outside of the log if failOnDataLoss is true, other kinds of `LogfsError`, and

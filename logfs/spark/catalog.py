@@ -1,9 +1,9 @@
 """Keeps the options of CREATE TABLE for later reads of the table, because Spark does not pass the options to reads.
 
 At CREATE TABLE, Spark asks the source for its schema and keeps this schema in the catalog. Spark then gives the
-schema to every read of the table. So the options are kept in the schema, in the metadata of the first column. Writes
-cannot use them: at INSERT INTO, Spark gives the sink the columns of the query, whose metadata may be that of another
-table.
+schema to every read of the table. So the options are kept in the schema, in the metadata of the first column. A write
+to the table cannot use these options: at INSERT INTO, Spark gives the sink the columns of the query, whose metadata
+can be that of another table.
 """
 
 from __future__ import annotations

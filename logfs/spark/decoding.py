@@ -50,6 +50,6 @@ def _decode_all(values: pa.Array, place: str) -> pa.Array:
 
 @lru_cache(maxsize=16)
 def _decoder(place: str) -> Decoder:
-    """Return the decoder for the schemas at `place`. This process keeps the decoder, with the schemas read so far."""
+    """Return the decoder for the schemas at `place`. Later calls in this process return the same decoder."""
     with naming_host():
         return Decoder(open_schemas(place))

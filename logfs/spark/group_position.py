@@ -1,4 +1,4 @@
-"""Commits the offsets that a streaming query has reached for a consumer group, which the option groupId names."""
+"""Commits the offsets of a streaming query for the consumer group that the option groupId names."""
 
 from __future__ import annotations
 

@@ -49,9 +49,9 @@ class PositionKind(Enum):
 class Limit:
     """The start or the end of a read.
 
-    `each` is used by two kinds. For the kind OFFSETS, it maps partitions to offsets, which may be `LATEST_OFFSET` or
-    `EARLIEST_OFFSET`. For the kind TIMESTAMPS, it maps partitions to timestamps in ms; if `timestamp` (ms) is given,
-    it applies to all partitions instead.
+    If `kind` is OFFSETS, `each` maps partitions to offsets, which may be `LATEST_OFFSET` or `EARLIEST_OFFSET`. If
+    `kind` is TIMESTAMPS, either `timestamp` (ms) is set and applies to all partitions, or `each` maps partitions to
+    timestamps in ms. For the other kinds, `each` is empty and `timestamp` is None.
     """
 
     kind: PositionKind

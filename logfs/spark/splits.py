@@ -308,9 +308,9 @@ def _columns_again(
 def _is_deleted(planned: SegmentDescriptor, gone: Gone) -> bool:
     """Whether the partition of a planned file was deleted, recreated or moved away after the query was planned.
 
-    Raises `NotOnHost` if this machine does not have the planned log directory. If only the partition directory is
-    missing, also raises `NotOnHost` unless the checkpoint of recovery points shows that the partition was removed:
-    the checkpoint must be valid, and must not list the partition.
+    Raises `NotOnHost` if this machine does not have the planned log directory. If this machine has the log directory,
+    but no directory of the partition, the checkpoint of recovery points decides. A valid checkpoint without the
+    partition shows that the partition was deleted or moved. Otherwise, raises `NotOnHost`.
     """
     directory = as_path(planned.directory)
     log_dir = directory.parent

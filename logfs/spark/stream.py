@@ -255,11 +255,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _readable(
         self, look: TopicSnapshot, topic_ids: Mapping[str, str]
     ) -> dict[TopicPartition, Reader]:
-        """Return the existing partitions that the query may read now. `topic_ids` are the ids that the query knows.
+        """Return a reader of each existing partition that can be read now; `topic_ids` are the ids the query knows.
 
-        A partition that was deleted and recreated is left out while the query's offsets still have an offset of the
-        deleted partition (`_remade`). While a topic that the query knows is being recreated, some of its partitions
-        have the old topic id and others the new id. The partitions with the new id are left out, too.
+        Two kinds of partitions are left out. The first are recreated partitions while the query's offsets are still
+        those of the deleted partitions (`_remade`). The second are partitions with a new topic id while the topic is
+        being recreated, that is, while other partitions of the topic still have the old id.
         """
         agreed = look.ids_by_topic()
         return {
@@ -291,7 +291,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _check_selected(self, look: TopicSnapshot, start: Mapping[str, Any]) -> None:
         """Raise `ValueError` if the options name a topic or partition that does not exist.
 
-        If failOnDataLoss is false, topics that the query has read before may be missing.
+        If failOnDataLoss is false, topics that the query has read before are allowed to be missing.
         """
         assert self._topics is not None, "there was a look"
         seen: set[str] = set()

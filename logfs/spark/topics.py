@@ -41,8 +41,8 @@ def to_json(
     """Return offsets and topic ids in the form that Kafka's source uses in checkpoints, sorted by partition.
 
     `topic_ids` maps topics to their ids. Each id becomes an entry "topic#id" without partitions. Kafka's source takes
-    such an entry for a topic without offsets, and ignores it. The options startingOffsets and endingOffsets of
-    Kafka's source and of logfs ignore it, too.
+    such an entry for a topic without offsets, and ignores it. In the options startingOffsets and endingOffsets, both
+    Kafka's source and logfs ignore such an entry.
     """
     found: OffsetsJson = {}
     for name, offset in sorted(offsets.items()):
@@ -121,7 +121,7 @@ class Topics:
         self._planned: tuple[object, object] | None = None
 
     def planned(self, key: object, plan: Callable[[], Plan]) -> Plan:
-        """Return `plan()`, or the result of the previous call of this method if it had the same `key`.
+        """Return `plan()`, or the result of the previous call of this method if that call had the same `key`.
 
         The previous result is still valid, because `opened` reuses a `Topics` only if its partitions have not
         changed.
@@ -296,8 +296,8 @@ def resolve(
     """Convert the start or the end of a read to an offset for each partition in `readers`.
 
     A timestamp later than all records becomes the log end offset if `latest_if_no_match` is true, else it raises
-    `ValueError`. If `limit` has an offset or timestamp for each partition, its partitions must be those in `readers`,
-    else `ValueError` is raised.
+    `ValueError`. Also raises `ValueError` if `limit` has offsets or timestamps by partition, but not for exactly the
+    partitions in `readers`.
     """
     if limit.kind is PositionKind.EARLIEST:
         return {name: reader.log_start_offset for name, reader in readers.items()}

@@ -137,7 +137,7 @@ def host() -> str:
 
 @contextmanager
 def naming_path(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Add `path` to an `OSError` raised in the context, if the error names no file, like the one for a full disk."""
+    """Add `path` to an `OSError` that is raised in the context and names no file, such as that for a full disk."""
     try:
         yield
     except OSError as error:
@@ -148,7 +148,7 @@ def naming_path(path: str | os.PathLike[str]) -> Iterator[None]:
 
 @contextmanager
 def naming_host() -> Iterator[None]:
-    """Add the name of this host to an `OSError` raised in the context: a path may not exist on every machine."""
+    """Add the name of this host to an `OSError` raised in the context, because the path can be missing only here."""
     try:
         yield
     except OSError as error:

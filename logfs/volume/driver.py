@@ -40,9 +40,9 @@ class VolumeStatus(NamedTuple):
 class VolumeDriver:
     """The volumes of a machine. Any thread may call the methods.
 
-    Requests for different log directories do not wait for each other. The engine sends an id for each use of a
-    volume, usually by a container. A log directory is mounted while any id uses one of its volumes. An engine may
-    repeat a request: a second mount for the same id, and an unmount for an unknown id, change nothing.
+    Requests for different log directories do not wait for each other. Each use of a volume, usually by a container,
+    has an id, which the engine sends. A log directory is mounted while at least one id uses one of its volumes. An
+    engine may repeat a request: a second mount for the same id, and an unmount for an unknown id, change nothing.
     """
 
     def __init__(self, state: Path, logs: Path) -> None:
@@ -129,8 +129,8 @@ class VolumeDriver:
         """Mount a volume for the id `user`, and return the path for the container.
 
         Unless the volume is read-only, the directory that it shows is created if it is missing, and gets the owner
-        and mode in the options. Raises `UnknownVolume`, `InvalidStore` if the log directory cannot be mounted, or if
-        the directory to show cannot be created or, for a read-only volume, is missing, and `OSError`.
+        and mode in the options. Raises `UnknownVolume` and `OSError`. Raises `InvalidStore` if the log directory
+        cannot be mounted, or if the directory to show is missing and is not created, as for a read-only volume.
         """
         with self._lock:
             volume = self._known(name)
@@ -185,7 +185,7 @@ class VolumeDriver:
             self._end_unused(volume.options)
 
     def _end_unused(self, options: VolumeOptions) -> None:
-        """Unmount the log directory in `options` if no id uses this mount (read-only or writable, as in `options`).
+        """Unmount the read-only or the writable mount of a log directory, as `options` say, if no id uses this mount.
 
         The caller must hold the lock of the log directory.
         """

@@ -95,9 +95,9 @@ class LogMounts:
         return mountpoint
 
     def unmount(self, logdir: str, *, ro: bool) -> None:
-        """Unmount a log directory from the path that `mountpoint` returns, and wait until the daemon has closed it.
+        """Unmount a log directory from the path that `mountpoint` returns, and wait for the mount's daemon to end.
 
-        If the log directory is not mounted there, only the mountpoint and the log file are removed. Raises
+        If the log directory is not mounted there, only the mountpoint and the daemon's log file are removed. Raises
         `InvalidStore` if the unmount fails, and `OSError`.
         """
         mountpoint = self.mountpoint(logdir, ro=ro)

@@ -162,8 +162,8 @@ def partitions_named(name: str, existing: Collection[str]) -> list[str]:
     """Return the names of the partitions that `name` stands for: one partition, or all partitions of a topic.
 
     `existing` has the names of all partition directories. If `name` is the name of a topic and not of a partition,
-    the result has all partitions of the topic, in the order of their numbers. Otherwise, also if neither a partition
-    nor a topic is called `name`, the result is [`name`].
+    the result has all partitions of the topic, in the order of their numbers. If `name` is the name of a partition,
+    or of neither a partition nor a topic, the result is [`name`].
     """
     if name in existing:
         return [name]

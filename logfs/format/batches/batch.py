@@ -151,7 +151,7 @@ class Header(NamedTuple):
 
     @property
     def last_sequence(self) -> int:
-        """The producer's sequence number of the last record, -1 for none."""
+        """The producer's sequence number of the last record; -1 if the batch has no sequence numbers."""
         if self.base_sequence == NO_SEQUENCE:
             return NO_SEQUENCE
         return increment_sequence(self.base_sequence, self.last_offset_delta)
@@ -374,9 +374,9 @@ class Batch:
     def first_at(self, timestamp: int, offset: int) -> tuple[int, int] | None:
         """Return (offset, timestamp) of the first record at or after `offset` with a timestamp >= `timestamp`.
 
-        Returns None if the batch has no such record. Timestamps are in ms. If the header shows that the first record
-        should be the result, decodes this record. If it is not the result, decodes all records. Raises `Corrupt` if a
-        decoded record is malformed.
+        Returns None if the batch has no such record. Timestamps are in ms. If the result is the batch's first record,
+        as far as the header tells, only this record is decoded and checked. All records are decoded if the header
+        tells otherwise, or if the check fails. Raises `Corrupt` if a decoded record is malformed.
         """
         from logfs.format.batches import columns
 

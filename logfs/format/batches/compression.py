@@ -198,8 +198,8 @@ def _decompress_streams(
 
     The input is read in steps of `step_bytes`. `read` passes the bytes of a step to a stream, and returns all of
     their output, or enough to exceed the limit. Steps are small because zstd's decompressor cannot bound its output:
-    it returns all that a step decompresses to. A small step also bounds `unused_data`, a copy of the bytes of the
-    step that follow the end of the stream.
+    it returns all that a step decompresses to. A small step also bounds `unused_data`: if a stream ends inside a
+    step, `unused_data` is a copy of the rest of the step.
     """
     stream = open_stream()
     position = 0

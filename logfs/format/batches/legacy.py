@@ -279,9 +279,9 @@ def _assign_offsets(outer: LegacyMessage, inner: list[LegacyMessage]) -> tuple[L
     offsets: in a wrapper of offset 9, the messages 0, 1 and 2 get the offsets 7, 8 and 9. In magic 0 they have their
     offsets in the log. If the wrapper's offset is 0, no broker has assigned offsets, and the messages keep theirs.
 
-    Raises `Corrupt` for a wrapper without messages, and if the offsets in the log do not rise or are negative. Unless
-    the wrapper's offset is 0, also raises `Corrupt` if the stored offset of the last message is higher than the
-    wrapper's offset or, in magic 0, differs from it.
+    Raises `Corrupt` for a wrapper without messages, and if the offsets in the log do not rise or are negative. Also
+    raises `Corrupt` if the wrapper's offset is not 0 and does not match the stored offset of the last message: in
+    magic 0 the two must be equal, in magic 1 the stored offset must not be the higher one.
     """
     if not inner:
         raise Corrupt(f"message {outer.offset}: a compressed message contains no messages")

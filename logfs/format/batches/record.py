@@ -73,7 +73,7 @@ class Record:
 
 
 def as_records(items: Iterable[object]) -> list[Record]:
-    """Return items to append as records whose fields need no further conversion.
+    """Convert the items of an append to records whose fields need no further conversion.
 
     An item is a `Record`, or a value. A value, a key or the value of a header may be bytes, bytearray, memoryview, or
     a str, which is encoded in UTF-8. Headers may be a mapping, and a timestamp may be a datetime with a time zone.
@@ -232,7 +232,7 @@ def find_record(data: bytes | memoryview, count: int, offset_delta: int) -> int 
     """Return the position in `data` of the record with `offset_delta`; None if no record has it.
 
     `data` has the uncompressed records of a batch, `count` is their number. The search ends at the first record whose
-    delta is `offset_delta` or higher. Raises `Corrupt` if the length or a delta of a record that was searched is
+    delta is `offset_delta` or higher. Raises `Corrupt` if the length or a delta of a record up to that one is
     malformed, or if all records have lower deltas and bytes follow the last record.
     """
     position = 0

@@ -66,7 +66,7 @@ class BatchMaker:
     def batch(self, runs: Sequence[ArrowRun]) -> pa.RecordBatch:
         """Return the records of `runs` as one Arrow batch.
 
-        Raises `ValueError` if all keys, all values, all header keys or all header values together have 2 GiB or more.
+        Raises `ValueError` if the keys, the values, the header keys or the header values have 2 GiB or more in total.
         Raises `Corrupt` for malformed headers.
         """
         # Imported here, not at the top of the module, because `arrow_layout` loads numba.

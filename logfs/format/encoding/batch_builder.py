@@ -123,7 +123,7 @@ class NewBatch:
 
 @dataclass(slots=True)
 class Built:
-    """The result of building batches: the batches, how much of the input they hold, and the error that ended it.
+    """The result of building batches: the batches, how much of the input they hold, and the error that stopped it.
 
     `consumed` counts bytes if the input was lines (`of_lines`), and records if it was records. `refused` is the error
     for the first line or record that is in no batch; it is None if the batches hold the whole input.
@@ -180,7 +180,7 @@ _COVERED = struct.Struct(">hiqqqhii")
 
 @lru_cache(maxsize=16)
 def _line_constants(timestamp_type: TimestampType, now_ms: int) -> tuple[bytes, int]:
-    """Return what all batches of one line with the same timestamp and timestamp type have in common.
+    """Return the parts of a batch of a single line that depend only on its timestamp and its timestamp type.
 
     The first item is the part of the batch header that the CRC covers. The second item is the size in bytes of the
     record's JSON envelope, without the topic, the partition, the offset and the value.

@@ -175,7 +175,7 @@ def find_newlines(words: Words, data: Bytes, positions: Int64s) -> int:
 def encode_lines(
     data: Bytes, ends: Int64s, first: int, start: int, limit: int, out: Bytes, out_start: int
 ) -> tuple[int, int, int]:
-    """Encode the lines from `first` on as the records of one batch, each with its line as the value.
+    """Encode the lines from line `first` on as the records of one batch. The value of each record is its line.
 
     The records have no key, no headers, the timestamp delta 0, and offset deltas from 0 up. Line i is
     data[ends[i - 1] + 1 : ends[i]], except that line `first` begins at `start`. Writes the records to `out` from
@@ -399,8 +399,8 @@ def _plain_value(data: Bytes, position: int) -> tuple[int, int, int]:
     """Return (start of the value, length of the value, end of the record) for a short record without a key.
 
     The length is -1 if the record has a key, a null value or a varint longer than two bytes. Reads only the 16 bytes
-    from `position` on. Takes half the time of `_any_value`, because a call of `short_varint` costs almost nothing:
-    it has no array argument and only one `return`.
+    from `position` on. Takes half the time of `_any_value`: a call of `short_varint` costs almost nothing, because
+    `short_varint` has no array argument and only one `return`.
     """
     body, size = short_varint(data[np.uint64(position)], data[np.uint64(position + 1)])
     at = position + size
@@ -598,9 +598,9 @@ def scan_batches(data: Bytes, first_offset: int, gaps: bool, rows: Int64s) -> tu
       next offset exceeds an int64.
     - Its base offset is not the expected one: `first_offset` for the first batch, then the offset after the batch
       before. With `gaps` the base offset may also be higher.
-    - Its number of records differs from its number of offsets, it does not end at the end of `data`, and the bytes
-      after it are either too few for a header or begin with a base offset below the batch's next offset. The range of
-      offsets in the batch's header may then include offsets of the next batch; the caller must check this.
+    - Its number of records differs from its number of offsets, and bytes follow it that are too few for a header or
+      that begin with a base offset below the batch's next offset. The range of offsets in the batch's header may then
+      include offsets of the next batch; the caller must check this.
     """
     count = 0
     position = 0
@@ -645,7 +645,7 @@ def scan_batches(data: Bytes, first_offset: int, gaps: bool, rows: Int64s) -> tu
 
 
 def _crc_tables() -> NDArray[np.uint64]:
-    """Return uint64[8, 256]: [n, b] is the CRC-32C, without its bit inversions, of the byte b and n zero bytes."""
+    """Return uint64[8, 256]: [n, b] is the CRC-32C, without bit inversions, of a byte b and n zero bytes after it."""
     tables = np.zeros((8, 256), np.uint64)
     tables[0] = np.arange(256)
     for _ in range(8):

@@ -183,7 +183,7 @@ def put_keys(
     working memory.
 
     Returns (spans done, slots in use, last offset stored or -1, outcome). The outcome is GOOD if all spans were done.
-    Otherwise FULL or a BAD_ code tells why the next span was not done; some of its records may be stored.
+    Otherwise FULL or a BAD_ code tells why the next span was not done; `slots` may already have some of its records.
     """
     latest = np.int64(-1)
     for number in range(len(spans)):
@@ -236,9 +236,9 @@ def put_keys(
 def _look_up(scratch: UInt64s, count: int, slots: UInt64s, keep: Bytes) -> tuple[int, int]:
     """Set keep[i] to 1 if record i is the newest with its key according to `slots`, otherwise to 0.
 
-    The lookups run back to back, so that their cache misses overlap. A row of `scratch` describes a record i: the
-    hash of its key (two words), its offset + 1, and 2 * i, plus 1 if its value is null. Returns (the number of
-    records that stay, the number of those whose value is null).
+    The lookups run back to back, so that their cache misses overlap. A row of `scratch` describes a record i by four
+    words: the hash of its key (two words), its offset + 1, and 2 * i or, if its value is null, 2 * i + 1. Returns
+    (the number of records that stay, the number of those whose value is null).
     """
     survivors = 0
     without_value = 0
@@ -257,9 +257,9 @@ def move_slots(old: UInt64s, slots: UInt64s, used: int) -> int:
     """Put the entries of the table `old` into the table `slots`, where they replace the entries of the same keys.
 
     Both tables must have the same secret. `used` is the number of keys in `slots`. Returns the number of keys that
-    were new to `slots`, or -1 if `slots` has no room for all of them. Then only some entries were moved. One slot
-    must stay empty, or a search would never end. The loop is fast because both tables are roughly in the order of the
-    hashes: a pass over `old` also visits `slots` in the order of memory.
+    were new to `slots`. Returns -1 if `slots` has no room for all entries; some entries are then moved already. One
+    slot always stays empty, or a search would never end. The loop is fast because both tables are roughly in the
+    order of the hashes: a pass over `old` also visits `slots` in the order of memory.
     """
     added = 0
     room = len(slots) - 1 - used

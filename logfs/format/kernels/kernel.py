@@ -72,10 +72,10 @@ def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any
 
 @cache
 def _use_temporary_cache() -> bool:
-    """Let numba cache in the directory `logfs-kernels-UID` below the temporary directory. Return False if it cannot.
+    """Let numba cache in the directory `logfs-kernels-UID` below the temporary directory, and return True.
 
-    This is the case if the directory cannot be made, belongs to another user, or has a mode other than 0700. In the
-    last two cases, another user could put code there.
+    Return False if the directory cannot be made, belongs to another user, or has a mode other than 0700. In the last
+    two cases, another user could put code into the directory.
     """
     path = Path(tempfile.gettempdir(), f"logfs-kernels-{os.geteuid()}")
     try:
@@ -104,9 +104,9 @@ def _digest(module: Path) -> str:
 
 @cache
 def _source(path: Path) -> tuple[bytes, list[Path]]:
-    """Return a hash of a source file, and the paths that its imports could lead to. Not all of these exist.
+    """Return a hash of a source file, and the paths at which the modules that it imports could be.
 
-    Both are empty if the source file is missing.
+    The list also has paths that do not exist. The hash and the list are empty if the source file is missing.
     """
     if not path.is_file():
         return b"", []

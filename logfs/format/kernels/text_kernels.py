@@ -433,8 +433,8 @@ def _put_fields(out: Bytes, position: int, data: Bytes, at: int, end: int) -> in
     """Write the rest of a record's envelope, after `"key":`, from data[at:end].
 
     `at` is the position of the key's length, and `end` the end of the record. Returns the position in `out` after the
-    envelope. Returns BAD_LENGTH if `at` is negative, if the record is malformed, or if `out` has too little room: up
-    to ENVELOPE_ROOM bytes more than the envelope takes are required.
+    envelope. Returns BAD_LENGTH if `at` is negative, if the record is malformed, or if `out` has too little room.
+    Room for this rest of the envelope and ENVELOPE_ROOM more bytes is always enough.
     """
     if at < 0:
         return BAD_LENGTH
@@ -467,8 +467,8 @@ def _put_key_and_value(
     """Write the rest of an envelope, after `"key":`, for a record that has no headers and a value that is not null.
 
     The key begins at `key` (`key_length` is -1 if it is null), the value at `start`. Returns the position in `out`
-    after the envelope, or NO_ROOM if `out` has too little room: up to ENVELOPE_ROOM bytes more than the envelope
-    takes are required.
+    after the envelope, or NO_ROOM if `out` has too little room. Room for this rest of the envelope and ENVELOPE_ROOM
+    more bytes is always enough.
     """
     if key_length < 0:
         position = put_bytes(out, position, NULL_WORD)

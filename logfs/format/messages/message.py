@@ -188,10 +188,7 @@ class _MessageReader:
         self._position = position
 
     def all(self, fields: Sequence[Field]) -> dict[str, Any]:
-        """Return what `members` returns, and check that the message ends there.
-
-        Raises `Corrupt` if bytes follow the last field.
-        """
+        """Return what `members` returns. Raises `Corrupt` if bytes follow the last field."""
         found = self.members(fields)
         left = len(self._data) - self._position
         if left:
@@ -199,7 +196,10 @@ class _MessageReader:
         return found
 
     def members(self, fields: Sequence[Field]) -> dict[str, Any]:
-        """Return the fields of the version by name, without the tagged fields that have their default value."""
+        """Read those of `fields` that the message's version has, and return their values by name.
+
+        Tagged fields that have their default value are left out.
+        """
         here = [field for field in fields if field.first <= self._version <= field.last]
         found = {field.name: self._field(field) for field in here if field.tag < 0}
         if self._flexible:

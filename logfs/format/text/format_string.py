@@ -61,7 +61,10 @@ class _Time:
     form: str
 
     def format(self, timestamp: int) -> bytes:
-        """Return a timestamp (ms) as text in UTC; `-` if negative, the number of ms if `datetime` cannot hold it."""
+        """Return a timestamp (ms) as text in UTC, or `-` if it is negative.
+
+        A timestamp that is too late for `datetime` is returned as its decimal number.
+        """
         if timestamp < 0 or not self.form:
             return format_time(timestamp).encode()
         try:

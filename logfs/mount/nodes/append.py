@@ -115,7 +115,7 @@ class AppendFile(PartitionAccess, FileNode):
             log.check_appendable()
 
     def logs(self) -> Sequence[Partition]:
-        """Return the partitions to which writes may append. Raises `NotWritable` in a read-only store."""
+        """Return the partitions to which writes to this file append. Raises `NotWritable` in a read-only store."""
         return (writable(self.partition),)
 
     def truncate(self, size: int) -> None:

@@ -200,7 +200,7 @@ class SymlinkNode(Node):
         """Return the time of the link in ms since the epoch: the timestamp of the record that it leads to.
 
         The result is negative if the record has no timestamp. For a link to a partition, the result is the mtime of
-        a log directory.
+        the first readable log directory.
         """
         raise NotImplementedError
 
@@ -279,7 +279,7 @@ class DirectoryNode(Node):
         return True
 
     def names(self) -> Iterator[str]:
-        """Yield the names that `ls` shows. A lookup may find others, too: `offsets/` and `keys/` show only some."""
+        """Yield the names that `ls` shows. In some directories, such as `offsets/`, `lookup` finds more names."""
         raise NotImplementedError
 
     def disown(self, name: str) -> None:

@@ -60,7 +60,10 @@ class GeneratedFile(FileNode):
         self._handles: set[GeneratedHandle] = set()
 
     def content(self) -> bytes:
-        """Return the kept content. If none is kept (no handle is open, or a write changed it), make new content."""
+        """Return the content that `hold` has kept, or new content if none is kept.
+
+        No content is kept while no handle is open, and after a write has set a new value.
+        """
         content = self._content
         if content is None or not self._handles:
             # Making the content may take long, as for the metrics of very many partitions.

@@ -81,10 +81,10 @@ class GroupsFolder(DirectoryNode):
                 yield name
 
     def create(self, name: str, flags: int) -> Node:
-        """Return the file of a group, even if the group has no committed offset. Only a write commits an offset.
+        """Return a new node for a group's file. This commits no offset; a write to the file does.
 
-        Raises EEXIST with O_EXCL if the group has a committed offset, EPERM for the name of a file that shows a lag
-        (`LagFile`), EINVAL for an invalid name.
+        Raises `OSError`: EEXIST if `flags` have O_EXCL and the group has a committed offset, EPERM for the name of a
+        file that shows a lag (`LagFile`), EINVAL for an invalid name.
         """
         group = self._writable(name)
         if flags & os.O_EXCL and self.commits(group):

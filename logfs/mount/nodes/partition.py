@@ -84,7 +84,7 @@ class PartitionDirectory(PartitionAccess, DirectoryNode):
 
     @property
     def is_deleted(self) -> bool:
-        """Whether this partition was deleted: the store has no partition of this name any more, or has a new one."""
+        """Whether this partition was deleted: the store has no partition of this name, or another one."""
         registry, known = self.context.store.registry, self._partition
         loaded: Log | None
         if isinstance(known, UnloadedPartition):

@@ -97,7 +97,7 @@ class TextFile(GrowingFile):
         return handle
 
     def release_before(self) -> None:
-        """Let the view release segments that have left the log and end before the last read of each open handle."""
+        """Let the view release segments that left the log and lie before the last reads of all open handles."""
         self.view.release_before(
             min(
                 (handle.position for handle in [*self.handles] if isinstance(handle, TextHandle)),

@@ -67,9 +67,9 @@ class TimeDirectory(PartitionFolder):
 
 
 class TimeLink(SymlinkNode):
-    """A link to the record that was the first at or after a time when the link was looked up.
+    """A link to the first record at or after a time. The record is found when the link is looked up.
 
-    Each lookup makes a new node, because the target may have changed.
+    Each lookup makes a new node, because the target can change.
     """
 
     is_evictable = True

@@ -69,13 +69,13 @@ class Linger:
         self._woken.set()
 
     def wake(self, inode: int) -> None:
-        """Make rounds every `linger_ms` for an open file that has new bytes or may get some soon."""
+        """Note that an open file has new bytes or can get some soon, so that `run` makes rounds every `linger_ms`."""
         self._open.add(inode)
         self._active[inode] = 0
         self._woken.set()
 
     def forget(self, inode: int) -> None:
-        """Note that a file was closed. If no file is open any more, `run` stops calling `sync`."""
+        """Note that a file was closed. While no file is open, `run` makes no rounds."""
         self._open.discard(inode)
         self._active.pop(inode, None)
 

@@ -168,9 +168,10 @@ class WriteBehindOperations(Handlers[_Node]):
         return ["errors", "status.json"] if node.path == f"/{SELF}" else list(APPEND_FILES)
 
     def _numbered(self, node: _Node) -> _Node:
-        """Assign an inode number to a node that `_find` has made, and return the node.
+        """Return the node with an inode number for the path of `node`, which `_find` has made.
 
-        If the kernel knows another node with the same path, return that node instead, except for an `append` file.
+        For an `append` file, this is always `node`. For any other path, it is the node that the kernel knows already,
+        or `node` if the kernel knows none.
         """
         if not isinstance(node, _AppendFile):
             known = self._known.setdefault(node.path, node)

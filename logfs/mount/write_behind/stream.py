@@ -33,8 +33,9 @@ class Stream:
     when it has more bytes, and requests may overtake each other. Bytes are therefore identified by their position in
     the file.
 
-    The log gets the written lines in order. A refused line is left out. After any other error, nothing more is sent,
-    and each call of `check` raises this error. `note` is called once for each error, when the error happens.
+    The log gets the written lines in order. A line is left out if it is longer than `LONGEST_LINE`, or if the main
+    mount refuses it. After any other error, nothing more is sent, and each call of `check` raises this error. `note`
+    is called once for each error, when the error happens.
 
     Not thread-safe: the caller must make one call at a time. Methods other than `check` and `read` may wait for the
     main mount.
@@ -78,7 +79,8 @@ class Stream:
     def write(self, position: int, data: bytes) -> None:
         """Accept bytes that the kernel sends; `position` is that of the first of these bytes in the file.
 
-        Bytes before `self.position` were accepted already, and are only compared. Errors are kept for `check`.
+        Bytes before `self.position` were accepted already. They are only compared with the accepted bytes that are
+        still kept: a difference is an error. Errors are kept for `check`.
         """
         if position > self.position:
             # If the kernel sends a page again with more bytes, the longer version may arrive before the shorter one.
@@ -234,9 +236,9 @@ class Stream:
 
 
 def _end_of_lines(lines: bytes, start: int) -> int:
-    """Return the end of the last line that fits into one request together with all lines from `start` on.
+    """Return the end in `lines` of a request that begins at `start` and has as many whole lines as fit into it.
 
-    If the first line does not fit, return the end of the first line.
+    If not even the first line fits, return the end of this line.
     """
     if len(lines) - start <= _REQUEST_BYTES:
         return len(lines)

@@ -93,8 +93,8 @@ def export(
     UTF-8), "text" (only strings; bytes that are not UTF-8 are an error) or "base64" (only objects).
 
     With `mode` "append", files of earlier exports stay. With "overwrite", the new files replace those of the exported
-    partitions at the end of the job. With "errorifexists", `target` must be empty or absent; if `incremental` is
-    true, it may also have an earlier incremental export. An incremental export continues where the last one into
+    partitions at the end of the job. With "errorifexists", `target` must be empty or absent; for an incremental
+    export, it may also hold earlier incremental exports. An incremental export continues where the last one into
     `target` ended, and reads new partitions from their log start. With "overwrite", it ignores the earlier exports.
 
     `progress` is called with (bytes of logs done, total bytes). Blocks until the job has ended. Raises
@@ -145,7 +145,10 @@ def _checked(call: Callable[[], _Result]) -> _Result:
 
 @contextmanager
 def _target(folder: Path, temporary: Path, format: str) -> Iterator[Folders | IcebergTables]:
-    """Yield the object that publishes the files of an export in the directory `folder`, and close it at the end."""
+    """Yield the `Folders` or the `IcebergTables` of the directory `folder`, which publish an export.
+
+    The `IcebergTables` are closed at the end of the context.
+    """
     if format != "iceberg":
         yield Folders(folder, temporary)
         return
@@ -186,8 +189,8 @@ def _folder(target: str | os.PathLike[str], mode: str, paths: Paths) -> Path:
 def _check_contents(folder: Path, mode: str, *, incremental: bool, is_early: bool = False) -> None:
     """Raise `FileExistsError` if `mode` does not allow the contents of the target; `_temporary` is always allowed.
 
-    `is_early` is true if exports that were killed are not completed yet. The target may then have only some of the
-    files of such an export, so with `is_early` nothing is raised if the target has `_temporary`.
+    `is_early` is true for a check before `temporary_directory` completes the exports that were killed. The target can
+    then lack files of such an export. So if the target has `_temporary`, the early check raises nothing.
     """
     held = {path.name for path in folder.iterdir()} if folder.exists() else set()
     if mode != "errorifexists" or not held - {TEMPORARY}:

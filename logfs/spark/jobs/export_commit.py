@@ -156,9 +156,9 @@ def _lock(path: Path, operation: int) -> File | None:
 
 
 def _complete_killed(target: Path) -> None:
-    """Complete earlier exports that were killed after they had written a journal; remove the files of the others.
+    """Complete each killed export that has a journal, and remove the files of each killed export that has none.
 
-    Exports that are still running hold their lock, and are left alone.
+    An export that is still running holds its lock, and is left alone.
     """
     parent = target / TEMPORARY
     for name in sorted({path.name.removesuffix(_LOCK) for path in parent.iterdir()}):
@@ -262,10 +262,11 @@ class Folders:
     ) -> None:
         """Move the files of the tasks, `written`, to their final paths, all or none, and store `offsets` in a file.
 
-        The older files of the partitions `replaced` are removed; if `replaced` is None, all older files stay. The
-        stored offsets of an earlier incremental export are removed, unless both `offsets` and `replaced` are None. If
-        a file cannot be moved, the files moved before are moved back, but the file `_SUCCESS` of an earlier export is
-        not restored. Raises `FileExistsError` if a file exists at a final path, and `OSError`.
+        The older files of the partitions `replaced` are removed; if `replaced` is None, all older files stay. If
+        `offsets` is None, no offsets are stored; those of an earlier incremental export then stay if `replaced` is
+        None, and are removed otherwise. If a file cannot be moved, the files moved before are moved back, but the
+        file `_SUCCESS` of an earlier export is not restored. Raises `FileExistsError` if a file other than these
+        older files exists at a final path, and `OSError`.
         """
         with _publishing(self._target):
             self._publish(written, offsets, replaced)

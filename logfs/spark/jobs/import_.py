@@ -206,8 +206,8 @@ def _check_topics(
 class _Stage:
     """The function that tasks call: it writes the rows of some groups of file ranges to staged files.
 
-    Errors in the contents (`LogfsError` except `NotOnHost`, `ValueError`, `pa.ArrowException`) become `InvalidRecord`
-    with the name of the file, or of the first and the last of several files.
+    A `LogfsError` except `NotOnHost`, a `ValueError` or a `pa.ArrowException` becomes an `InvalidRecord` that names
+    the file, or the first and the last of several files.
     """
 
     form: ImportFormat

@@ -104,10 +104,10 @@ class TextFormat(LinesFormat):
         yield batch_of(len(starts), key=keys.cast(kind), value=values.cast(kind))
 
     def _fields(self, file_range: FileRange, position: int, lines: Sequence[bytes]) -> list[Any]:
-        """Return the key of each line, which is the value of its field `options.key`.
+        """Return the key of each line, which is the value of the line's JSON field `options.key`.
 
-        A key is a string, the JSON of another type as bytes, or None if the field is null or missing. Raises
-        `InvalidRecord` for a line that is not a JSON object.
+        A string is returned as it is. A number, list or other value is returned as JSON, in bytes. None stands for a
+        field that is null or missing. Raises `InvalidRecord` for a line that is not a JSON object.
         """
         found = []
         for number, line in enumerate(lines):
@@ -331,9 +331,10 @@ def _read(file_range: FileRange, file: BinaryIO, size: int) -> bytes:
 
 
 def _refuse(file_range: FileRange, position: int, number: int, why: str) -> NoReturn:
-    """Raise `InvalidRecord` for the line `number`, from 0 on, of the block of lines that begins at byte `position`.
+    """Raise `InvalidRecord` for a line of a block. `number` counts the lines of the block from 0.
 
-    The message has the number of the line in the file. To find it, this function counts the lines before the block.
+    The block begins at byte `position` of the file. The message has the number of the line in the file: this function
+    counts the lines before the block.
     """
     before = 0
     with _open(file_range.path) as file:

@@ -157,7 +157,7 @@ class ParquetFormat(ImportFormat):
 
 
 def _text(value: object) -> str | None:
-    """Return a value of a column as text. Bytes are UTF-8, as in the cast that converts the rows."""
+    """Return a topic or a partition number from a column as text; None stays None. Bytes are decoded as UTF-8."""
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     return None if value is None else str(value)
@@ -171,7 +171,7 @@ def _name(topic: str | None, partition: object) -> Name:
 def _bounds(column: Any) -> tuple[Any, Any] | None:
     """Return the least and greatest value of a column in a row group, from the statistics in the footer.
 
-    Return None if there are no statistics, or if the column has nulls according to them.
+    Return None if the footer has no statistics for the column, or if they count at least one null.
     """
     statistics = None if column is None else column.statistics
     if statistics is None or not statistics.has_min_max or statistics.null_count:

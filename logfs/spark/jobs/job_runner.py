@@ -37,7 +37,7 @@ _CANCEL_SECONDS = 10
 class JobFailed(LogfsError):
     """Some work items of a job failed, or the commit to an Iceberg table failed.
 
-    If some work items fail, the others are done nevertheless. `export` and `import_` then discard all results.
+    If a work item fails, the other items are still done. But `export` and `import_` then discard all results.
     """
 
 

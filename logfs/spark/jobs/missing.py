@@ -1,8 +1,8 @@
 """Handles segments that a task could not open on its machine: the driver decides whether this is an error.
 
-A mount or a broker may change the log while a job reads it. So a planned segment may be removed from the log before
-its task opens it. This is not an error: there is nothing to read. But if the log still has the segment, the machine
-of the task does not have the files of the log, which is an error.
+A mount or a broker can change the log while a job reads it. If it has removed a planned segment from the log before
+the task opens the segment, this is not an error: there is nothing to read. But if the log still has the segment, the
+machine of the task does not have the files of the log, which is an error.
 """
 
 from __future__ import annotations

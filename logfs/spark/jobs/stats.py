@@ -43,7 +43,7 @@ class TopicStats:
 
     @property
     def compression(self) -> float:
-        """The compression ratio: the uncompressed size of the logs divided by their actual size; 1.0 if empty."""
+        """The compression ratio: the uncompressed size of the logs divided by their size; 1.0 for empty logs."""
         counts = self.counts
         return counts.plain_bytes / counts.log_bytes if counts.log_bytes else 1.0
 

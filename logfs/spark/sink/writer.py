@@ -55,7 +55,7 @@ class Staged(WriterCommitMessage):
 
 
 class _Sink:
-    """The base class of `BatchWriter` and `StreamWriter`. Spark pickles the object and sends it to the tasks."""
+    """The base class of `BatchWriter` and `StreamWriter`. Spark pickles the writer, and sends it to the tasks."""
 
     def __init__(self, schema: StructType, options: WriteOptions) -> None:
         """Find the log directories and plan the partitions. With createPartitions, create the topic if it is missing.
