@@ -13,7 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logfs.errors import InvalidEnvelope, InvalidRecord, PartitionExists, UnknownPartition
+from logfs.errors import (
+    InvalidEnvelope,
+    InvalidRecord,
+    PartitionExists,
+    PartitionFailed,
+    UnknownPartition,
+)
 from logfs.format.base.murmur2 import murmur2, partition_of
 from logfs.format.batches.record import Record
 from logfs.log.append.line_framer import EnvelopeFramer, LineFramer
@@ -89,6 +95,22 @@ def test_records_without_a_key_stay_until_they_fill_a_batch(orders: Topic) -> No
     assert (done.consumed, done.last_offset) == (70 * 1024, 69)
     assert [p.log_end_offset for p in orders.partitions] == [32, 22, 16]
     assert BATCH_BYTES == 16 * 1024
+
+
+def test_a_partition_that_fails_ends_a_write_after_the_lines_before(orders: Topic) -> None:
+    """What other partitions have taken is consumed, so that a program that goes on repeats no line."""
+    choices = iter([0, 1, 1])
+    framer = TopicLineFramer(orders.partitions, Partitioner(3, lambda count: next(choices)))
+    line = b"x" * 1023 + b"\n"
+    assert framer.write(line[:10]).consumed == 10
+    orders.partitions[1].failure = failure = PartitionFailed("broken")
+    done = framer.write(line[10:] + line * 40)
+    orders.partitions[1].failure = None
+    assert done.refused is failure
+    assert done.consumed == 16 * 1024 - 10
+    assert [p.log_end_offset for p in orders.partitions] == [16, 0, 0]
+    assert framer.write(line * 25).consumed == 25 * 1024
+    assert [p.log_end_offset for p in orders.partitions[:2]] == [16, 25]
 
 
 def test_lines_in_pieces_of_any_size(orders: Topic) -> None:

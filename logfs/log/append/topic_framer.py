@@ -95,7 +95,14 @@ class TopicLineFramer(LineFramer):
                 # Later lines go to another partition. Raise `WouldBlock` before anything is appended, because the
                 # caller then repeats the whole call.
                 self.partition.check_may_block()
-            done = self.partition.append_lines(lines[position:end])
+            try:
+                done = self.partition.append_lines(lines[position:end])
+            except (LogfsError, OSError) as error:
+                if not position:
+                    raise
+                # The lines before are in other partitions: their bytes are consumed.
+                refused = error
+                break
             position += done.consumed
             count += done.last_offset + 1 - done.first_offset
             self._partitioner.note(done.consumed)
