@@ -297,7 +297,7 @@ class PartitionRegistry:
         """Return the log directory for a new partition: the working one with the fewest partitions.
 
         Raises `StoreClosed`. Raises `LogDirFailed` if no log directory works, or if one has failed before the names
-        of its partitions were read: it may have a partition with the name of the new one.
+        of its partitions were read, because that directory may have a partition with the name of the new one.
         """
         self.take_failed_offline()
         if not self.log_dirs:

@@ -215,7 +215,7 @@ class ChunkReader:
         return file
 
     def _begin(self, stored: StoredFile, number: int) -> Future[File]:
-        """Begin to fetch a chunk, unless a fetch is in progress; return the future of its open file.
+        """Begin to fetch a chunk, unless it is being fetched already; return the future of the chunk's open file.
 
         Raises `RemoteStorageError` if no thread can be started.
         """

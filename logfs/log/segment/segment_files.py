@@ -93,9 +93,10 @@ class SegmentFiles(NamedFile):
         return self._disk
 
     def identify(self, files: Files) -> None:
-        """Use the files with the identities (inode numbers) in `files`, which is keyed by suffix, such as ".log".
+        """Accept only the files with the inode numbers in `files`, by suffix, such as ".log", from now on.
 
-        Only `LiveSegment` does so. In other segments, this does nothing, and the files are opened by their names.
+        Only `LiveSegment` overrides this method, which does nothing: any other segment accepts each file with the
+        right name.
         """
 
     def new_indexes(self) -> tuple[OffsetIndex, TimeIndex, TextIndex]:

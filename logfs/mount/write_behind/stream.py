@@ -77,10 +77,10 @@ class Stream:
             self._file = -1
 
     def write(self, position: int, data: bytes) -> None:
-        """Accept bytes that the kernel sends; `position` is that of the first of these bytes in the file.
+        """Accept `data`, which the kernel writes at `position` in the file.
 
-        Bytes before `self.position` were accepted already. They are only compared with the accepted bytes that are
-        still kept: a difference is an error. Errors are kept for `check`.
+        A part of `data` before `self.position` repeats bytes that were accepted earlier. It is only compared with
+        those of them that are still in memory; a difference is an error. Errors are saved for `check`, not raised.
         """
         if position > self.position:
             # If the kernel sends a page again with more bytes, the longer version may arrive before the shorter one.

@@ -216,9 +216,10 @@ class Mover(Maintenance):
     def _schedule_removal(
         self, partition: Partition, source: LogDir, stray: Path, left: WeakSet[Segment]
     ) -> None:
-        """Schedule the original directory for removal after `file.delete.delay.ms`.
+        """Schedule the directory from which a partition was moved for removal after `file.delete.delay.ms`.
 
-        If that fails, the error is logged, and the next opening of the store removes the directory.
+        This directory, `stray`, is in the log directory `source`; readers may still use its segments, `left`. If it
+        cannot be scheduled, the error is logged, and the next opening of the store removes the directory.
         """
         registry = self._registry
         unique = names.unique_part(stray.name)
