@@ -670,6 +670,10 @@ def test_upkeep_copies_and_waits_after_an_error(
         text = metrics(store)
         assert b"\nlogfs_upkeep_waiting 2\n" in text
         assert b"\nlogfs_upkeep_failures_total 2\n" in text
+        lag, place = manager.plan_of(partition), b'{topic="orders",partition="0"}'
+        assert len(lag.segments) == len(partition.segments) - 1
+        assert b"remotecopylagbytes%s %d\n" % (place, lag.size_bytes) in text
+        assert b"remotecopylagsegments%s %d\n" % (place, len(lag.segments)) in text
         # Retries after one second, then two, although the interval is 30 s.
         for wait_ms in (1000, 2000):
             clock.now_ms += wait_ms - 1
@@ -687,6 +691,7 @@ def test_upkeep_copies_and_waits_after_an_error(
         assert manager.copied_segments == len(partition.segments) - 1
         assert not list(manager.backoff)
         assert not manager.plan_of(partition).segments
+        assert b"remotecopylagbytes%s 0\n" % place in metrics(store)
 
 
 # Retention (KIP-405).

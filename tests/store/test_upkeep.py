@@ -14,6 +14,7 @@ from logfs.config import BrokerConfig, LogConfig
 from logfs.format.batches.record import Record
 from logfs.log.segment.segment_writer import age_limit_ms, is_roll_overdue
 from logfs.store.maintenance.schedule import Backoff, MaintenanceTask, Timer, due, next_due_ms
+from logfs.store.observe.status import partition_status
 from logfs.store.store import Store
 from tests.support.processes import wait_for
 from tests.support.stores import set_topic
@@ -203,6 +204,15 @@ def test_a_deleted_partition_has_no_backoff(
     store.delete("orders-0")
     store.upkeep()
     assert not [*store.scheduler.backoff]
+
+
+def test_the_status_names_a_failure(store: Store) -> None:
+    """The reason for which a partition takes no appends is in its status; without one, there is none."""
+    orders = store.create("orders-0")
+    assert partition_status(orders, store)["failure"] is None
+    failure = orders.fail("a write failed", OSError(errno.EIO, "broken"))
+    assert partition_status(orders, store)["failure"] == str(failure)
+    orders.failure = None
 
 
 def test_each_action_is_logged_in_one_line(
