@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from bisect import bisect
+from contextlib import redirect_stderr
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.cli.common import add_isolation, add_target, ask, group_name, not_empty
@@ -243,7 +244,9 @@ class _Consumer:
         ends = range(batch.start, batch.end + 1)
         # The reader may not even have reached the batch: the printed batches before it may be of a partition that was
         # released to another member.
-        return batch.start + max(bisect(ends, False, key=is_left) - 1, 0)
+        # What could not be read or decoded was reported when the batch was printed.
+        with redirect_stderr(io.StringIO()):
+            return batch.start + max(bisect(ends, False, key=is_left) - 1, 0)
 
     def _try_to_commit(self, name: str | None = None) -> bool:
         """Commit the offset of the partition `name`, or of all partitions if `name` is None, and return True.

@@ -18,6 +18,7 @@ from logfs.store.store import Store
 from tests.support.batches import Producer
 from tests.support.command_line import call, fails, ok
 from tests.support.processes import wait_for
+from tests.support.schemas import write_files
 from tests.support.stores import assert_clean
 
 if TYPE_CHECKING:
@@ -226,6 +227,26 @@ def test_what_the_reader_of_a_pipe_has_taken_is_committed(
     assert committed(log_dir, "a")[0] == whole
     rest = ok("consume", target, "-g", "a", *END).encode()
     assert rest == b"".join(b"%s\n" % value for value in values[whole:])
+
+
+def test_a_reason_is_told_once_if_the_reader_exits_in_a_batch(
+    log_dir: Path, tmp_path: Path
+) -> None:
+    """To find what the reader has taken, the batch is formatted again, but nothing is reported again."""
+    with Store(log_dir) as store:
+        store.create("orders-0").append([b"\0\0\0\0\x63" + b"x" * 500] * 4000)
+    schemas = write_files(tmp_path / "schemas")
+    words = f"{sys.executable} -m logfs consume {log_dir}/orders-0 -g a --schemas {schemas}"
+    done = subprocess.run(
+        f"{words} --idle-exit 0 | head -n 1", shell=True, capture_output=True, check=True
+    )
+    lines = done.stderr.splitlines()
+    assert lines
+    assert len(set(lines)) == len(lines)
+    with Store(log_dir, read_only=True) as store:
+        found = store.groups.committed("a", "orders-0")
+        assert found is not None
+        assert 0 < found.offset < 4000
 
 
 def test_a_reader_that_waits_for_the_end_gets_everything(log_dir: Path, topic: str) -> None:
