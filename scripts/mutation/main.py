@@ -36,8 +36,8 @@ ENGINE = ("logfs/log", "logfs/store", "logfs/format")
 # Compiled loops are not traced.
 LEFT_OUT = "logfs/format/kernels"
 TESTS = ("tests/log", "tests/store", "tests/format")
-# The tests of a line are run in these parts, by their usual time together in seconds, the fastest first. Most mutants
-# are killed by the first tests.
+# The tests of a line are run in these parts, by their usual time together in seconds, the likeliest first. Most
+# mutants are killed by the first tests.
 PARTS = (3.0, 40.0, 300.0)
 # A test that a change makes slow kills its mutant after this many times the usual time, and 60 seconds.
 SLOWER = 4
@@ -45,7 +45,7 @@ FLAGS = ("-q", "-x", "-p", "no:cacheprovider", "-p", "no:randomly", "--no-header
 
 
 class Mutant(NamedTuple):
-    """A change of a file, and the tests that run its line, the fastest first, in parts."""
+    """A change of a file, and the tests that run its line, in parts, the likeliest to notice the change first."""
 
     file: str
     change: Change
@@ -75,10 +75,10 @@ def collect(tests: Sequence[str]) -> None:
     subprocess.run(command, cwd=ROOT, env=environment, check=False)
 
 
-def draw(count: int, seed: int, most: float) -> list[Mutant]:
-    """Return mutants of lines that tests run, drawn evenly from all changes.
+def mutants_of_lines(most: float) -> list[Mutant]:
+    """Return the mutants of all lines that tests run.
 
-    A mutant has its fastest tests, whose usual time together is at most `most` seconds.
+    A mutant has the likeliest of its tests, whose usual time together is at most `most` seconds.
     """
     data = coverage.CoverageData(str(DATA))
     data.read()
@@ -91,20 +91,38 @@ def draw(count: int, seed: int, most: float) -> list[Mutant]:
         file = path.relative_to(ROOT).as_posix()
         if file.startswith(LEFT_OUT):
             continue
-        contexts = data.contexts_by_lineno(str(path))
+        by_line = {
+            line: {each.partition("|")[0] for each in contexts} & seconds.keys()
+            for line, contexts in data.contexts_by_lineno(str(path)).items()
+        }
+        lines_of = Counter(test for tests in by_line.values() for test in tests)
         for change in changes(path.read_text()):
-            named = {each.partition("|")[0] for each in contexts.get(change.line, ())} - {""}
-            tests = sorted((each for each in named if each in seconds), key=seconds.__getitem__)
+            # First the tests that bear the module's name, then those that run many of its lines: a line that is run
+            # at each opening of a store has a thousand tests, of which few look at what it does.
+            tests = sorted(
+                by_line.get(change.line, ()),
+                key=lambda test: (
+                    f"test_{path.stem}" not in test,
+                    -4 * lines_of[test] // max(lines_of.values()),
+                    seconds[test],
+                ),
+            )
             parts: list[list[str]] = [[] for _ in PARTS]
             total = 0.0
             for test in tests:
-                total += seconds[test]
-                if total <= min(most, PARTS[-1]):
+                if total + seconds[test] <= min(most, PARTS[-1]):
+                    total += seconds[test]
                     parts[bisect_left(PARTS, total)].append(test)
-            if any(parts):
+            if tests:
                 found.append(Mutant(file, change, tuple(parts)))
     print(f"{len(found)} changes of lines that tests run")
-    return random.Random(seed).sample(found, min(count, len(found)))
+    return found
+
+
+def named(mutants: Sequence[Mutant], known: Sequence[str]) -> list[Mutant]:
+    """Return those of `mutants` that `known` has as text."""
+    files = {line.partition(":")[0] for line in known}
+    return [each for each in mutants if each.file in files and str(each) in known]
 
 
 def run(mutant: Mutant, clone: Path, also: list[str]) -> str:
@@ -167,11 +185,13 @@ def main() -> int:
     if arguments.collect:
         collect(arguments.tests)
         return 0
-    mutants = draw(arguments.count, arguments.seed, arguments.seconds)
     survivors = STATE / f"survivors.{arguments.seed}"
+    mutants = mutants_of_lines(arguments.seconds)
     if arguments.again:
-        known = survivors.read_text().splitlines()
-        mutants = [mutant for mutant in mutants if str(mutant) in known]
+        mutants = named(mutants, survivors.read_text().splitlines())
+    else:
+        drawn = random.Random(arguments.seed)
+        mutants = drawn.sample(mutants, min(arguments.count, len(mutants)))
     clones: SimpleQueue[Path] = SimpleQueue()
     workers = os.cpu_count() or 1
     for number in range(workers):
