@@ -94,6 +94,24 @@ def test_each_export_is_a_snapshot_with_its_offsets(spark: SparkSession, log_dir
     assert not (target / "_temporary").exists()
 
 
+def test_a_first_export_that_leaves_out_all_records_sets_where_the_next_one_begins(
+    spark: SparkSession, log_dir: Path
+) -> None:
+    """Also for a topic without a record in it, whatever the options of the next export say."""
+    target = log_dir.with_name("ice")
+    with Store(log_dir) as store:
+        for name in ("a-0", "b-0"):
+            store.create(name).append([b"1", b"2", b"3"])
+    options = {"startingOffsets": '{"a": {"0": 2}, "b": {"0": -1}}'}
+    assert export(spark, log_dir, target, format="iceberg", options=options).records == 1
+    assert export(spark, log_dir, target, format="iceberg", options=options).records == 0
+    with Store(log_dir) as store:
+        store["b-0"].append([b"4"])
+    assert export(spark, log_dir, target, format="iceberg").records == 1
+    assert offsets(table(target, "a")) == [(0, 2)]
+    assert offsets(table(target, "b")) == [(0, 3)]
+
+
 def test_overwrite_begins_anew_and_only_for_its_topics(spark: SparkSession, log_dir: Path) -> None:
     """With mode overwrite, one commit replaces the records of the exported topics; the others stay."""
     target = log_dir.with_name("ice")

@@ -75,7 +75,9 @@ class IcebergTables:
         """
         found: OffsetsJson = {}
         for name in self._catalog.list_tables(NAMESPACE):
-            for snapshot in reversed(self._catalog.load_table(name).snapshots()):
+            table = self._catalog.load_table(name)
+            found.update(json.loads(table.properties.get(_OFFSETS, "{}")))
+            for snapshot in reversed(table.snapshots()):
                 text = snapshot.summary and snapshot.summary.additional_properties.get(_OFFSETS)
                 if text:
                     found.update(json.loads(text))
@@ -91,10 +93,10 @@ class IcebergTables:
         """Add the files of the tasks, `written`, to the tables of their topics, with one commit for each table.
 
         A missing table is created. The files are first moved into the directories of the tables. The snapshot of a
-        table stores the `offsets` of its topic. If `replaced` is given, the same commits remove the older records of
-        the partitions `replaced`. Raises `JobFailed` if another writer has changed a table meanwhile, and the errors
-        of pyiceberg. The tables are committed in the order of their names: after an error, the earlier ones stay
-        committed.
+        table stores the `offsets` of its topic; a table without records has them in its properties. If `replaced` is
+        given, the same commits remove the older records of the partitions `replaced`. Raises `JobFailed` if another
+        writer has changed a table meanwhile, and the errors of pyiceberg. The tables are committed in the order of
+        their names: after an error, the earlier ones stay committed.
         """
         of_topic: dict[str, list[WrittenFile]] = {}
         if replaced is not None:
@@ -103,6 +105,10 @@ class IcebergTables:
                     of_topic[topic] = []
         for file in written:
             of_topic.setdefault(file.topic, []).append(file)
+        for name, each in (offsets or {}).items():
+            # The options of a first export may leave out all records of a topic: the next one must not begin anew.
+            if any(each.values()) and not self._catalog.table_exists((NAMESPACE, name)):
+                of_topic.setdefault(name, [])
         for topic, files in sorted(of_topic.items()):
             ends = {
                 name: each
@@ -138,6 +144,8 @@ class IcebergTables:
                     transaction.add_files(
                         places, snapshot_properties=properties, check_duplicate_files=False
                     )
+                elif table.current_snapshot() is None:
+                    transaction.set_properties(properties)
         except (CommitFailedException, ValidationException) as error:
             raise JobFailed(
                 f"{self._directory}: another writer changed the table {NAMESPACE}.{topic}: {error}; export again"
