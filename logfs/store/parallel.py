@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import threading
+import _thread
 from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 _T = TypeVar("_T")
+
+# How often `for_each` looks whether its threads have ended, in case that a signal has taken their message.
+_LOOK_SECONDS = 0.5
 
 
 def for_each(
@@ -43,19 +47,29 @@ def for_each(
             except BaseException as error:
                 fail(error)
 
-    helpers: list[threading.Thread] = []
+    begun: list[None] = []
+    ended: list[None] = []
+    wake: SimpleQueue[None] = SimpleQueue()
+
+    def help_with_run() -> None:
+        begun.append(None)
+        try:
+            run()
+        finally:
+            ended.append(None)
+            wake.put(None)
 
     def join() -> None:
-        for helper in helpers:
-            # A thread that could not be started has no ident.
-            if helper.ident is not None:
-                helper.join()
+        # A thread that begins from now on finds no item that is left.
+        while len(ended) < len(begun):
+            with suppress(Empty):
+                wake.get(timeout=_LOOK_SECONDS)
 
     try:
-        with suppress(RuntimeError):
+        with suppress(RuntimeError, MemoryError):
             for _ in range(min(threads, len(todo)) - 1):
-                helpers.append(threading.Thread(target=run))
-                helpers[-1].start()
+                # `start` of a `Thread` waits forever for a thread that dies before it runs, for lack of memory.
+                _thread.start_new_thread(help_with_run, ())
         run()
         join()
     except BaseException as error:

@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from logfs.log.disk import memory
+from logfs.log.disk.checked_disk import CheckedDisk
 from logfs.log.disk.disk import Disk, WouldBlock
 from tests.support.requirements import need
 
@@ -50,3 +51,22 @@ def test_another_filesystem_is_not_taken_for_memory() -> None:
     """Nor is another filesystem without a disk, whose reads may wait."""
     with Path("/proc/self/status").open("rb") as file:
         assert not memory.is_in_memory(file.fileno())
+
+
+def test_an_error_of_a_descriptor_names_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk is met by a call on a descriptor, whose error has no path of its own."""
+    disk = CheckedDisk(Disk(), tmp_path, lambda: None)
+    file = disk.open(tmp_path / "file", write=True, create=True)
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        disk.write(file, 0, b"x")
+    assert caught.value.filename == str(tmp_path / "file")
+    with pytest.raises(FileNotFoundError) as missing:
+        disk.open(tmp_path / "no" / "file", write=True, create=True)
+    assert missing.value.filename == str(tmp_path / "no" / "file")

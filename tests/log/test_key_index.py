@@ -680,6 +680,28 @@ def test_a_read_only_store_keeps_its_index_in_the_cache(log_dir: Path) -> None:
     assert sorted(os.listdir(log_dir / NAME)) == before
 
 
+@pytest.mark.usefixtures("_small")
+def test_the_cache_of_read_only_stores_has_a_limit(
+    log_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The index that was used least recently makes room for a new one."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    names = [f"orders-{number}" for number in range(3)]
+    with Store(log_dir) as store:
+        for name in names:
+            store.create(name).append(pairs(*map(str, range(1000))))
+    with Store(log_dir, read_only=True) as store:
+        assert offset_of(store[names[0]], b"5") == 5
+    (first,) = cache().glob("*")
+    monkeypatch.setattr(key_index, "CACHE_BYTES", first.stat().st_size * 2)
+    os.utime(first, (0, 0))
+    with Store(log_dir, read_only=True) as store:
+        for name in names[1:]:
+            assert offset_of(store[name], b"5") == 5
+    assert len([*cache().glob("*")]) == 2
+    assert not first.exists()
+
+
 def cache() -> Path:
     return Path(os.environ["XDG_CACHE_HOME"], "logfs", "keys")
 

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from logfs.errors import RecordTooLarge
 from logfs.format.text.rendering import View
 from logfs.log.append.line_framer import LineFramer
 from logfs.log.read.text_view import TextView
 from tests.support.processes import Threads
+from tests.support.stores import set_topic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,3 +61,16 @@ def test_a_write_of_several_lines_is_seen_whole_or_not_at_all(store: Store) -> N
     readers.join()
     assert readers.errors == []
     assert orders.log_end_offset == rounds * LINES
+
+
+def test_a_line_that_was_continued_is_over_when_the_next_one_is_refused(store: Store) -> None:
+    """The beginning of a line does not come back in front of the next line."""
+    set_topic(store, "orders", max_message_bytes=200)
+    orders = store.create(NAME)
+    framer = LineFramer(orders)
+    assert framer.write(b"be").consumed == 2
+    done = framer.write(b"gun\n" + b"x" * 1000 + b"\n")
+    assert done.consumed == 4
+    assert isinstance(done.refused, RecordTooLarge)
+    assert framer.write(b"next\n").consumed == 5
+    assert [record.value for record in orders.read()] == [b"begun", b"next"]

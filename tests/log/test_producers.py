@@ -133,6 +133,8 @@ def test_index_entries_hold_the_last_stable_offset(orders: Partition) -> None:
         AbortedTransaction(2, 1, 2, 0),
         AbortedTransaction(1, 0, 3, 4),
     ]
+    for rest in (b"\0", bytes(33)):
+        assert len(parse_aborted(path.read_bytes() + rest)) == 2, "an entry that was cut off"
 
 
 def test_a_batch_outside_an_open_transaction_is_refused(orders: Partition) -> None:

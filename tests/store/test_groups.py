@@ -518,6 +518,17 @@ def test_the_number_of_partitions_can_change(store: Store, topic: Partition) -> 
     assert offsets(store) == {"g2": 6}
 
 
+def test_a_new_partition_has_no_committed_offsets(log_dir: Path) -> None:
+    """Also if an earlier one of its name was removed without them, as by an interrupted deletion."""
+    with Store(log_dir) as store:
+        store.create("orders-0").append([b"a", b"b"])
+        store.groups.commit("g", "orders-0", 2)
+    shutil.rmtree(log_dir / "orders-0")
+    with Store(log_dir) as store:
+        store.create("orders-0").append([b"c"])
+        assert store.groups.committed("g", "orders-0") is None
+
+
 def test_an_offline_partition_counts(log_dir: Path) -> None:
     """A group commits where it has committed before, also while another partition, the last one, is offline."""
     with Store(log_dir) as store:

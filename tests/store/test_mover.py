@@ -149,6 +149,22 @@ def test_large_files_beside_the_segments_move_too(log_dirs: list[Path], clock: C
             assert (len(data), data[:5], data[-3:]) == (size, b"begin", b"end")
 
 
+def test_a_reader_of_the_segments_of_before_goes_on_after_a_move(
+    log_dirs: list[Path], clock: Clock
+) -> None:
+    """It opens their files again where they are now, until they are removed."""
+    with Store(log_dirs, clock=clock) as store:
+        partition = fill(store)
+        before = partition.segments[:-1]
+        wanted = [bytes(segment.read(0, 1 << 20)) for segment in before]
+        for segment in before:
+            segment.close()
+        store.move(NAME, log_dirs[1])
+        assert [bytes(segment.read(0, 1 << 20)) for segment in before] == wanted
+        assert {segment.path.parent.parent for segment in before} == {log_dirs[0]}
+        assert {segment.path.parent.suffix for segment in before} != {""}
+
+
 def test_an_empty_partition_moves_there_and_back(log_dirs: list[Path], clock: Clock) -> None:
     """A partition without records is moved, and moved to a log directory where it was before."""
     with Store(log_dirs, clock=clock) as store:

@@ -217,6 +217,14 @@ def test_credentials_come_from_the_usual_files(
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", server.endpoint)
     with open_bucket() as remote:
         assert list(remote) == ["orders-0"]
+    # The variables are one pair: the key of the environment gets no secret from the file.
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAY")
+    asked: list[Request] = []
+    server.fault = lambda request: asked.append(request)
+    with suppress(LogfsError):
+        open_bucket().close()
+    assert not asked
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     files[0].write_text("hidden")
     with pytest.raises(InvalidStore, match="not a file of AWS profiles") as error:
         open_bucket()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import threading
 
 import pytest
@@ -45,13 +46,18 @@ def test_the_first_error_ends_the_work(error: BaseException) -> None:
     assert sorted(begun) == [0, 1]
 
 
-def test_without_threads_the_caller_does_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no thread can be started, nothing is left undone."""
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError(), None])
+def test_without_threads_the_caller_does_the_work(
+    monkeypatch: pytest.MonkeyPatch, error: Exception | None
+) -> None:
+    """Where no thread can be started, or each dies before it runs (None), nothing is left undone."""
 
-    def refuse(self: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
+    def start(*_: object) -> int:
+        if error is not None:
+            raise error
+        return 1
 
-    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(_thread, "start_new_thread", start)
     done: list[int] = []
     for_each(done.append, range(5), threads=4)
     assert done == list(range(5))

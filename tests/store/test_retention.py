@@ -102,6 +102,28 @@ def test_time_based_segments_ready_to_be_deleted(
     assert orders.log_start_offset == 10
 
 
+@pytest.mark.parametrize("reason", ["paused", "failed"])
+def test_a_partition_that_takes_no_changes_is_left_alone(
+    store: Store, orders: Partition, clock: Clock, reason: str
+) -> None:
+    """Retention of the whole store leaves out a partition that is paused or has failed, and does the others."""
+    other = store.create("other-0")
+    other.append([b"old"])
+    other.roll(clock())
+    set_topic(store, "orders", retention_ms=1)
+    set_topic(store, "other", retention_ms=1)
+    clock.now += WEEK
+    if reason == "paused":
+        orders.is_paused = True
+    else:
+        orders.failure = errors.PartitionFailed("broken")
+    before = bases(orders)
+    assert store.retain() == 1
+    assert bases(orders) == before
+    orders.is_paused, orders.failure = False, None
+    assert store.retain() > 0
+
+
 def test_none_ready_to_be_deleted(store: Store, orders: Partition) -> None:
     """If no record is older than retention.ms, no segment is deleted (Kafka's tests of the log)."""
     assert store.retain() == 0
