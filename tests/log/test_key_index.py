@@ -355,13 +355,30 @@ def test_an_index_with_wrong_offsets_is_detected(log_dir: Path) -> None:
     assert not list(check(log_dir))
 
 
-def shift_offsets(path: Path) -> None:
-    """Make every slot of a key index name the offset before its own, with valid checksums."""
+@pytest.mark.usefixtures("_small")
+def test_an_index_with_offsets_that_no_log_had_is_detected(log_dir: Path) -> None:
+    """An offset beyond the end is not one whose record compaction has removed."""
+    with Store(log_dir) as store:
+        log = store.create(NAME)
+        log.append(pairs(*map(str, range(100))))
+        assert offset_of(log, b"7") == 7
+        path = map_file(log)
+    shift_offsets(path, by=-1000)
+    assert [str(f) for f in check(log_dir) if f.severity is Severity.ERROR] == [
+        f"error: {path}: does not agree with the log; run 'logfs reindex'"
+    ]
+    path.unlink()
+
+
+def shift_offsets(path: Path, by: int = 1) -> None:
+    """Make every slot of a key index name an offset `by` before its own, with valid checksums."""
     data = path.read_bytes()
     header = key_table_format.parse_header(data, len(data))
     end = HEADER_BYTES + header.slots * SLOT_BYTES
     words = [*struct.iter_unpack("<QQQ", data[HEADER_BYTES:end])]
-    slots = b"".join(struct.pack("<QQQ", a, b, max(word - 1, 0)) for a, b, word in words)
+    slots = b"".join(
+        struct.pack("<QQQ", a, b, max(word - by, 0) if word else 0) for a, b, word in words
+    )
     crcs = key_table_format.format_crcs(slots)
     head = key_table_format.format_header(header, crcs)
     path.write_bytes(head + data[len(head) : HEADER_BYTES] + slots + crcs)
