@@ -16,7 +16,7 @@ from logfs.format.batches.record import Record
 from logfs.format.files.commit_file import STAGED, StagedFile
 from logfs.log.disk.disk import Disk
 from logfs.store.admin import client, commit_client
-from logfs.store.admin.requests import Discard
+from logfs.store.admin.requests import CreateMissing, Discard
 from logfs.store.directory.lock import MOUNT_FILE
 from logfs.store.settings import Settings
 from logfs.store.staged_commits import Committed
@@ -122,6 +122,23 @@ def test_partitions_are_created_through_the_mount_or_directly(mount: Mount) -> N
     assert read(log_dir, "a-0") == [b"kept"]
     with Store(log_dir), pytest.raises(StoreLocked):
         commit_client.create(log_dir, ["a-3"], seconds=0.1)
+
+
+def test_a_partition_that_is_created_at_the_same_time_is_no_error(
+    log_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two sinks that begin with the same partitions both go on."""
+    with Store(log_dir) as store:
+        create = store.create
+
+        def late(name: str) -> object:
+            create(name)
+            return create(name)
+
+        monkeypatch.setattr(store, "create", late)
+        request = CreateMissing(["a-0", "b-0"])
+        assert request.run(store, lambda done, total: None) == {"directories": []}
+        assert sorted(store) == ["a-0", "b-0"]
 
 
 def test_a_missing_log_directory_is_not_created(log_dir: Path) -> None:

@@ -10,6 +10,7 @@ import errno
 import json
 import logging
 import os
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
@@ -113,8 +114,13 @@ class CreateMissing(Request, operation="create-missing"):
         return frozenset(self.partitions).__contains__
 
     def run(self, store: Store, report: Report) -> Answer:
-        missing = [name for name in self.partitions if name not in store.registry.homes]
-        return {"directories": [str(store.create(name).directory) for name in missing]}
+        created = []
+        for name in self.partitions:
+            if name not in store.registry.homes:
+                # Another request may create the partition at the same time.
+                with suppress(PartitionExists):
+                    created.append(str(store.create(name).directory))
+        return {"directories": created}
 
 
 @dataclass(frozen=True)
