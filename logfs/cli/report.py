@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from logfs.cli.common import add_log_dirs, log_dirs_of, path_argument, progress_bar
+from logfs.log.disk.disk import USUAL_MODE, Disk
 from logfs.log.disk.memory import keep_memory
 
 if TYPE_CHECKING:
@@ -63,17 +64,14 @@ def run(arguments: argparse.Namespace) -> int:
 def _replace(path: Path, page: str) -> None:
     """Replace a file atomically, and keep its mode. After an error, such as a full disk, the old page remains.
 
-    A file that did not exist gets the usual mode (0666 less the umask), so that a web server can read it. The files
-    that `Disk` creates are not readable by all users.
+    A file that did not exist gets the usual mode (0666 less the umask), so that a web server can read it.
     """
-    temporary = path.with_name(f"{path.name}.tmp")
+    disk = Disk(USUAL_MODE)
     try:
-        temporary.write_text(page, encoding="utf-8")
-        with suppress(FileNotFoundError):
-            temporary.chmod(path.stat().st_mode & 0o777)
-        temporary.replace(path)
+        with disk.replacing(path, path.with_name(f"{path.name}.tmp")) as file:
+            with suppress(FileNotFoundError):
+                os.fchmod(file.fd, path.stat().st_mode & 0o777)
+            disk.write(file, 0, page.encode())
     except OSError as error:
         error.filename = str(path)
-        with suppress(OSError):
-            temporary.unlink()
         raise

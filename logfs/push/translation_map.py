@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from logfs.errors import ClusterError
 from logfs.format.base import names
 from logfs.format.base.crc import crc32c
-from logfs.log.disk.disk import Disk
+from logfs.log.disk.disk import USUAL_MODE, Disk
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -78,7 +78,7 @@ class TranslationMap:
         not for the cluster with the id `cluster_id`.
         """
         self._path = path
-        self._disk = Disk()
+        self._disk = Disk(USUAL_MODE)
         self._first_line = f"# cluster {cluster_id}"
         # The runs by (topic, local partition, partition in the cluster), each list in the order of the offsets.
         self._runs: dict[tuple[str, int, int], list[Run]] = {}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import stat
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -11,7 +13,7 @@ import pytest
 
 from logfs.log.disk import memory
 from logfs.log.disk.checked_disk import CheckedDisk
-from logfs.log.disk.disk import Disk, WouldBlock
+from logfs.log.disk.disk import USUAL_MODE, Disk, WouldBlock
 from tests.support.requirements import need
 
 IN_MEMORY = Path("/dev/shm")
@@ -70,3 +72,37 @@ def test_an_error_of_a_descriptor_names_its_file(
     with pytest.raises(FileNotFoundError) as missing:
         disk.open(tmp_path / "no" / "file", write=True, create=True)
     assert missing.value.filename == str(tmp_path / "no" / "file")
+
+
+def test_the_modes_of_new_files(tmp_path: Path) -> None:
+    """Other users may not read what is in a log directory; files for users get the mode that they expect."""
+    before = os.umask(0o022)
+    try:
+        for mode, disk in ((0o640, Disk()), (0o644, Disk(USUAL_MODE))):
+            path = tmp_path / f"{mode:o}"
+            disk.replace_file(path, b"x")
+            disk.open_locked(path.with_suffix(".lock"), lambda fd: fcntl.flock(fd, fcntl.LOCK_EX))
+            modes = {stat.S_IMODE(each.stat().st_mode) for each in tmp_path.glob(f"{mode:o}*")}
+            assert modes == {mode}
+    finally:
+        os.umask(before)
+
+
+def test_a_file_that_is_removed_before_it_is_locked_is_made_again(tmp_path: Path) -> None:
+    """The lock is on the file that has the name: on a removed one, it would exclude no other process."""
+    disk, path, seen = Disk(), tmp_path / "lock", []
+
+    def lock(fd: int) -> None:
+        seen.append(os.fstat(fd).st_ino)
+        if len(seen) == 1:
+            path.unlink()
+        elif len(seen) == 2:
+            path.rename(tmp_path / "older")
+            path.touch()
+
+    file = disk.open_locked(path, lock)
+    assert len(seen) == 3
+    assert os.fstat(file.fd).st_ino == path.stat().st_ino
+    assert disk.is_in_place(file)
+    path.unlink()
+    assert not disk.is_in_place(file)

@@ -44,6 +44,8 @@ TEMPORARY = ".tmp"
 # The modes of new files and directories: no access for other users, as Debian does for logs.
 DIRECTORY_MODE = 0o750
 FILE_MODE = 0o640
+# The mode of other files, which are made for the users of the machine. The umask is subtracted from both.
+USUAL_MODE = 0o666
 
 # The maximum size in bytes of a file that is read as a whole. A checkpoint of a million partitions is smaller; a
 # damaged (sparse) file might not fit into memory.
@@ -173,7 +175,9 @@ class Disk:
     # The error because of which everything on this disk is offline, or None: see `checked_disk`.
     failure: LogDirFailed | None = None
 
-    def __init__(self) -> None:
+    def __init__(self, file_mode: int = FILE_MODE) -> None:
+        """Make a disk that creates files with the mode `file_mode` less the umask."""
+        self._file_mode = file_mode
         self._loop_thread = -1
         # Other disks that must not block in the same thread as this disk (`share_blocking`).
         self._others: list[Disk] = []
@@ -248,13 +252,13 @@ class Disk:
         """Open a regular file for reading, with `write` for writing too.
 
         Raises `OSError`, without waiting, for a symlink, a FIFO or anything else that is not a regular file. `create`
-        makes a missing file, with mode 0640 less the umask. Other users must not read these files: they read through
-        the mount, whose mode bits control their access.
+        makes a missing file, by default with mode 0640 less the umask. Other users must not read the files in log
+        directories: they read through the mount, whose mode bits control their access.
         """
         flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         flags |= os.O_RDWR if write else os.O_RDONLY
         flags |= os.O_CREAT if create else 0
-        fd = os.open(path, flags, FILE_MODE)
+        fd = os.open(path, flags, self._file_mode)
         if fd <= _STANDARD_ERROR:
             # The process has closed a standard stream, and the file has got its descriptor. Use another descriptor,
             # so that output to the stream does not go into the file.

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from logfs.errors import InvalidSetting
-from logfs.log.disk.disk import Disk
+from logfs.log.disk.disk import USUAL_MODE, Disk
 from logfs.spark.jobs.export_files import partition_of
 from logfs.spark.topics import from_json
 
@@ -146,7 +146,7 @@ def _lock(path: Path, operation: int) -> File | None:
     for left in reversed(range(_ATTEMPTS)):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            return Disk().open_locked(path, lambda fd: fcntl.flock(fd, operation))
+            return Disk(USUAL_MODE).open_locked(path, lambda fd: fcntl.flock(fd, operation))
         except BlockingIOError:
             return None
         except (FileNotFoundError, FileExistsError):
