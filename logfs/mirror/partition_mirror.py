@@ -61,8 +61,6 @@ class PartitionMirror:
         self._failing_since: float | None = None
         # Whether the copy is known to agree with the leader's log: both have the same records up to the copy's end.
         self._agrees = False
-        # Whether the source has perhaps lost records, so that its log may end below `goal`.
-        self._is_goal_uncertain = False
         self._store = store
 
     @property
@@ -175,14 +173,14 @@ class PartitionMirror:
             # The copy's last epoch is above all epochs of the leader, so the answer has no offset for a comparison.
             self._return_to_range(cluster)
         else:
-            self._agree_up_to(found.epoch, found.end_offset)
+            self._agree_up_to(found.epoch, found.end_offset, cluster)
             if self.goal is not None and self.has_reached_goal:
                 # At the goal, no fetch follows, and `take`, which usually clears the error, is not called.
                 self._end_errors()
         return True
 
-    def _agree_up_to(self, epoch: int, end_offset: int) -> None:
-        """Drop the records of the copy that the leader's log does not have.
+    def _agree_up_to(self, epoch: int, end_offset: int, cluster: Cluster) -> None:
+        """Drop the records of the copy that the leader's log does not have. Raises `ClusterError`.
 
         `epoch` is the leader's greatest epoch that is not above the copy's last epoch. `end_offset` is the offset at
         which this epoch ends in the leader's log. `epoch` is -1 if the leader's version of Kafka does not report it.
@@ -198,8 +196,10 @@ class PartitionMirror:
                 point,
                 end - point,
             )
+            if self.goal is not None:
+                # The source has lost records, too, so its log may end below the goal now.
+                self.goal = min(self.goal, cluster.end_offsets([self.place])[self.place])
             self._store.truncate(self.name, point, mirror_of=self._source)
-            self._is_goal_uncertain = True
         self._agrees = not later or partition.epochs.latest == _NO_EPOCH
 
     def take(self, found: Fetched, cluster: Cluster) -> bool:
@@ -221,8 +221,6 @@ class PartitionMirror:
             return True
         self._agrees = True
         self.high_watermark = found.high_watermark
-        if self.goal is not None and self._is_goal_uncertain:
-            self.goal = min(self.goal, found.high_watermark)
         # The log start is raised before the append: if the source has deleted all records that the copy has, the
         # first fetched batch may begin below the copy's log end, which only an empty log accepts.
         self._follow_start(found.log_start_offset)
