@@ -122,10 +122,8 @@ class Transactions:
             if before is not None:
                 before = self._ended(before)
             if before is None or before.producer_epoch >= _LAST_EPOCH:
-                producer_id, epoch = (
-                    _FIRST_PRODUCER_ID | int.from_bytes(os.urandom(8), "big") >> 3,
-                    0,
-                )
+                producer_id = _FIRST_PRODUCER_ID | int.from_bytes(os.urandom(8), "big") >> 3
+                epoch = 0
             else:
                 producer_id, epoch = before.producer_id, before.producer_epoch + 1
             state = TransactionState(transactional_id, producer_id, epoch, timeout_ms)
@@ -182,8 +180,7 @@ class Transactions:
         for replay in self._replays:
             replay.catch_up()
             for name, state in replay.states.items():
-                if _age(state) >= _age(found.get(name, state)):
-                    found[name] = state
+                found[name] = max(found.get(name, state), state, key=_age)
         return found
 
     def _ended(self, state: TransactionState) -> TransactionState:

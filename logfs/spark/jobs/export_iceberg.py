@@ -107,8 +107,10 @@ class IcebergTables:
             of_topic.setdefault(file.topic, []).append(file)
         for name, each in (offsets or {}).items():
             # The options of a first export may leave out all records of a topic: the next one must not begin anew.
-            if any(each.values()) and not self._catalog.table_exists((NAMESPACE, name)):
-                of_topic.setdefault(name, [])
+            if name in of_topic or not any(each.values()):
+                continue
+            if not self._catalog.table_exists((NAMESPACE, name)):
+                of_topic[name] = []
         for topic, files in sorted(of_topic.items()):
             ends = {
                 name: each

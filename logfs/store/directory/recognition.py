@@ -164,23 +164,19 @@ def check_log_dirs(
     for path in paths:
         # A lease is for an existing log directory. If this machine does not have the directory, it must not be
         # created.
-        is_leased = isinstance(path, Lease)
+        is_lease = isinstance(path, Lease)
+        empty_may_be, missing_may_be = may_be_empty and not is_lease, may_be_made and not is_lease
         found = recognise(path)
         if found.kind in (PathKind.LOG_DIR, PathKind.BUCKET, PathKind.UNKNOWN):
             continue
-        if found.kind is PathKind.EMPTY and may_be_empty and not is_leased:
+        if found.kind is PathKind.EMPTY and empty_may_be:
             continue
         if found.kind is PathKind.EMPTY:
             raise found.error("; is the disk of this directory mounted?")
-        if (
-            found.kind is PathKind.MISSING
-            and may_be_made
-            and not is_leased
-            and _can_be_made(found.path)
-        ):
+        if found.kind is PathKind.MISSING and missing_may_be and _can_be_made(found.path):
             check_place(found.path)
             continue
-        if found.kind is PathKind.MISSING and (may_be_empty or may_be_made) and not is_leased:
+        if found.kind is PathKind.MISSING and (empty_may_be or missing_may_be):
             raise found.error(
                 f"; a new log directory starts as an empty directory: mkdir -p {found.path}"
             )
