@@ -618,10 +618,12 @@ class Store:
 
     def _close_partitions(self, log_dirs: list[LogDir]) -> None:
         failed: list[str] = []
+        # If a log directory fails meanwhile, its partitions leave the registry's mapping.
+        partitions = self.registry.partitions.copy()
 
         def close(name: str) -> None:
             try:
-                is_clean = self.registry.partitions[name].close()
+                is_clean = partitions[name].close()
             except LogfsError as error:
                 # If Ctrl-C interrupted a deletion, the partition may be closed already: `close` then raises an error.
                 logger.error("%s: is not closed cleanly: %s", name, error)
@@ -630,7 +632,7 @@ class Store:
                 failed.append(name)
 
         # Use several threads, because a filesystem can complete several fsyncs together.
-        for_each(close, sorted(self.registry.partitions), threads=_CLOSING_THREADS)
+        for_each(close, sorted(partitions), threads=_CLOSING_THREADS)
         homes = self.registry.homes
         dirty = {homes[name] for name in (*failed, *list(self.offline))}
         dirty.update(list(self.checkpoints.unfinished.values()))

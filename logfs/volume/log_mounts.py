@@ -11,13 +11,18 @@ import logging
 import os
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from logfs.errors import InvalidStore
 from logfs.locks import Level, make_lock
+from logfs.log.disk.disk import Disk
+from logfs.store.directory.lock import holder
 from logfs.store.directory.mount_table import (
     FILESYSTEM_TYPE,
+    PATIENCE_SECONDS,
     MountState,
     is_dead,
     logfs_mounts,
@@ -31,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 # The exit code of `logfs umount` if the filesystem is still mounted elsewhere.
 _SERVED_ELSEWHERE = 3
+_POLL_SECONDS = 0.05
 # This environment variable is not passed on to the daemons: systemd would take their READY=1 for that of the plugin.
 _MANAGER = "NOTIFY_SOCKET"
 
@@ -105,8 +111,11 @@ class LogMounts:
         if state is not MountState.NOTHING:
             self._run(["umount", *(["-l"] if state is MountState.DEAD else []), str(mountpoint)])
         if mountpoint.exists():
-            # Removing the mountpoint makes the kernel detach the mount in other mount namespaces, too.
+            # Removing the mountpoint makes the kernel detach the mount in other mount namespaces, too. The daemon of
+            # a mount that was still mounted there ends only then.
             mountpoint.rmdir()
+            if not ro:
+                _wait_until_closed(Path(logdir))
         mountpoint.with_name(f"{mountpoint.name}.log").unlink(missing_ok=True)
 
     @staticmethod
@@ -133,3 +142,14 @@ class LogMounts:
             logger.warning("%s", reason)
         elif done.returncode:
             raise InvalidStore(reason)
+
+
+def _wait_until_closed(logdir: Path) -> None:
+    """Wait until no process holds the lock of a log directory, for up to `PATIENCE_SECONDS`.
+
+    The wait is in vain if the mount is bound elsewhere, or if another program has opened the log directory.
+    """
+    until = time.monotonic() + PATIENCE_SECONDS
+    with suppress(OSError):
+        while holder(Disk(), logdir) is not None and time.monotonic() < until:
+            time.sleep(_POLL_SECONDS)

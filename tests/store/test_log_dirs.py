@@ -138,6 +138,26 @@ def test_a_storage_error_of_any_kind_takes_one_log_dir_offline(
         assert store_status(store)["offline_log_dirs"] == {}
 
 
+@pytest.mark.parametrize("kind", ["write", "sync"])
+def test_a_log_dir_that_fails_while_its_store_closes(
+    kind: str, log_dirs: list[Path], clock: Clock
+) -> None:
+    """The partitions of the other directory are closed cleanly, and no flushed record is lost."""
+    disk = BrokenDisk()
+    with Store(log_dirs, clock=clock, disk=disk) as store:
+        for number in range(40):
+            partition = store.create(f"a-{number}")
+            partition.append([b"durable"])
+            partition.flush()
+            partition.append([b"not flushed"])
+        disk.break_down(kind, log_dirs[0])
+    assert not (log_dirs[0] / CLEAN_SHUTDOWN).exists()
+    assert (log_dirs[1] / CLEAN_SHUTDOWN).exists()
+    with Store(log_dirs, clock=clock) as store:
+        assert len(store) == 40
+        assert all(store[name].record(0).value == b"durable" for name in store)
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 def test_a_full_disk_is_no_failed_log_dir(number: int, log_dirs: list[Path], clock: Clock) -> None:
     """ENOSPC and EDQUOT can pass by themselves, and take nothing offline."""
