@@ -294,7 +294,7 @@ def _write_behind_session(arguments: argparse.Namespace, words: list[str]) -> Ca
 
 
 def _address(text: str) -> tuple[str, int]:
-    """Return the host and the port in `PORT`, `HOST:PORT` or `[HOST]:PORT`.
+    """Return the host and the port in `PORT`, `HOST:PORT` or `[HOST]:PORT`. Without a host, it is 127.0.0.1.
 
     Raises `ArgumentTypeError` for any other text.
     """

@@ -67,7 +67,8 @@ class MountSource:
 
         Raises `TimeoutError` if the daemon is stopped or waits for its disk, and `OSError` if a file cannot be read.
         """
-        from logfs.store.directory.mount_table import PATIENCE_SECONDS, within
+        from logfs.deadline import within
+        from logfs.store.directory.mount_table import PATIENCE_SECONDS
 
         try:
             return within(PATIENCE_SECONDS, self._look)

@@ -136,10 +136,11 @@ def load(
 ) -> Loaded:
     """Load a partition directory. If it was not closed properly, recover it from the recovery point on.
 
-    Segments without usable indexes are recovered in any case. `progress` is called while .log files are recovered,
-    each time with the number of bytes read since its last call. `kind` is the class of the segments. Raises
-    `OSError`, `Corrupt` for a leader epoch file that cannot be read, and `InvalidName` for a file whose stem is not
-    an offset.
+    Segments without usable indexes are recovered in any case. `start` is what is known of the partition, and at
+    `now_ms` idle producers may expire. `progress` is called while .log files are recovered, each time with the number
+    of bytes read since its last call. `kind` is the class of the segments. Raises `Corrupt` for a malformed leader
+    epoch file, `InvalidName` for a .log file that is not named after an offset, and `OSError` if a file cannot be
+    read or written.
     """
     return _LogLoader(disk, directory, config, start, now_ms, progress, kind).run()
 
@@ -493,7 +494,10 @@ class _LogLoader:
         return True
 
     def _resume(self, segment: Segment) -> bool:
-        """Find the end of the last segment from its indexes; return False if they do not agree with the log."""
+        """Set the end of the last segment, which is found by its indexes and by the batches after their last entry.
+
+        Returns False if the indexes do not agree with the .log file. The segment must then be recovered.
+        """
         size = segment.size_bytes
         try:
             for index in segment.indexes:

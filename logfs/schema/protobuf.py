@@ -35,10 +35,11 @@ _LOG_LINE = re.compile(r"WARNING: All log messages|[IWEF][0-9]{4} ")
 
 
 def compile_schema(schema: Schema) -> Callable[[bytes], bytes]:
-    """Return a function that decodes data of a schema to JSON. Raises `ValueError` if `protoc` refuses the schema.
+    """Return a function that converts a serialized message of a schema to JSON.
 
-    The returned function raises the errors of `protobuf` for data that do not fit the message type, `ValueError` or
-    `Corrupt` for malformed message indexes, and `LookupError` if they select no message type of the schema.
+    Its argument is what follows the schema id: the message indexes, and the message. It raises the `DecodeError` of
+    `protobuf` for a message that does not fit its type, `ValueError` or `Corrupt` for malformed message indexes, and
+    `LookupError` if they select no type of the schema. Raises `ValueError` if `protoc` refuses the schema.
     """
     pool = descriptor_pool.DescriptorPool()
     for file in _compile_files(schema).file:

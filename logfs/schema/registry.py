@@ -6,8 +6,6 @@ environment variable `REQUESTS_CA_BUNDLE`, and proxies from `HTTP_PROXY` and `HT
 
 from __future__ import annotations
 
-import queue
-import threading
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -16,6 +14,7 @@ import requests
 from requests.adapters import HTTPAdapter
 from urllib3.util.retry import Retry
 
+from logfs.deadline import within
 from logfs.errors import SchemasUnavailable
 from logfs.schema.schemas import AVRO, MOST_BYTES, Schema, parse_references
 
@@ -120,27 +119,18 @@ class Registry:
 
         Raises `SchemasUnavailable` if the request fails or takes too long, or if the response is too large.
         """
-        answers: queue.SimpleQueue[tuple[int, bytes] | Exception] = queue.SimpleQueue()
 
-        def ask() -> None:
-            try:
-                with self._session.get(
-                    where + query, timeout=_TIMEOUT_SECONDS, stream=True
-                ) as answer:
-                    data = answer.raw.read(MOST_BYTES + 1, decode_content=True)
-                    answers.put((answer.status_code, data))
-            except Exception as error:
-                answers.put(error)
+        def ask() -> tuple[int, bytes]:
+            with self._session.get(where + query, timeout=_TIMEOUT_SECONDS, stream=True) as answer:
+                return answer.status_code, answer.raw.read(MOST_BYTES + 1, decode_content=True)
 
-        # A thread limits the time of the whole response. `requests` limits only the time of each read, so a slow
-        # server could take hours.
-        threading.Thread(target=ask, daemon=True).start()
+        # `requests` limits only the time of each read, so a slow server could take hours for the whole response.
         try:
-            found = answers.get(timeout=_MOST_SECONDS)
-        except queue.Empty:
+            found = within(_MOST_SECONDS, ask)
+        except TimeoutError:
             raise SchemasUnavailable(f"{where}: no answer in {_MOST_SECONDS} seconds") from None
-        if isinstance(found, Exception):
-            raise SchemasUnavailable(f"{where}: the request failed: {_reason(found)}")
+        except Exception as error:
+            raise SchemasUnavailable(f"{where}: the request failed: {_reason(error)}") from None
         if len(found[1]) > MOST_BYTES:
             raise SchemasUnavailable(f"{where}: the answer has more than {MOST_BYTES >> 20} MiB")
         return found

@@ -69,7 +69,7 @@ def check_options(names: Iterable[str]) -> None:
 def warn_of_ignored(names: Iterable[str], *, used: Collection[str] = ()) -> None:
     """Log a warning for each option that has no meaning without a broker.
 
-    This includes options that begin with "kafka.", except those in `used`, which has names in lower case.
+    This includes options that begin with "kafka.", except those in `used`. The names in `used` are in lower case.
     """
     of_network = {name.lower() for name in _OF_THE_NETWORK}
     for name in names:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 LATEST_OFFSET = -1
 EARLIEST_OFFSET = -2
 _DEFAULT_TRIGGER_DELAY_MS = 15 * 60 * 1000
-# Options of Kafka's consumer that are refused, as by Spark's Kafka source.
 # Options of Kafka's consumer that a read refuses, as Spark's Kafka source does, each with what a user can do.
 _NOT_SUPPORTED = {
     "auto.offset.reset": "use startingOffsets to set where a read begins",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -22,6 +21,7 @@ from logfs.log.disk.bucket_path import as_path
 from logfs.log.disk.disk import Gone
 from logfs.log.remote.disks import read_only_disk
 from logfs.log.scan import scan_split
+from logfs.log.scan.segment_descriptor import until_settled
 from logfs.log.segment.batch_iterator import DamagedRange
 from logfs.spark import workers
 from logfs.spark.filters import PushedFilters
@@ -53,9 +53,6 @@ _Item = TypeVar("_Item")
 # are not worthwhile: starting a task takes as long as reading some MB.
 _LEAST_BYTES = 4 << 20
 _MOST_BYTES = 128 << 20
-# How many times planning is tried if files are replaced or deleted meanwhile, and the pause between two attempts.
-_TRIES = 5
-_PAUSE_SECONDS = 0.05
 
 
 class DataLoss(LogfsError):
@@ -128,15 +125,17 @@ def plan(
 
     `wanted` has (partition, first, end) for each range of offsets [first, end) to read. The number and the size of
     the splits depend on `options`. By default, there are about as many splits as the driver has processors, but each
-    split has about 4 to 128 MiB. Raises `OSError`, and `Gone` or `FileNotFoundError` if files are replaced or deleted
-    meanwhile.
+    split has about 4 to 128 MiB. Raises `DataLoss` if failOnDataLoss is true and records are deleted meanwhile, and
+    the errors of `until_settled`.
     """
+
+    fail = options.fail_on_data_loss
 
     def parts_of(split_bytes: int, records: int | None = None) -> list[SplitPart]:
         return [
             part
             for name, first, end in wanted
-            for part in _parts(name, readers[name], first, end, split_bytes, records)
+            for part in _parts(name, readers[name], first, end, split_bytes, records, fail=fail)
         ]
 
     split_bytes = options.split_bytes or _MOST_BYTES
@@ -178,21 +177,33 @@ def _parts(
     first: int,
     end: int,
     split_bytes: int,
-    records: int | None = None,
+    records: int | None,
+    *,
+    fail: bool,
 ) -> list[SplitPart]:
-    for tries_left in range(_TRIES - 1, -1, -1):
-        try:
-            found = scan_split.plan(reader, first, end, split_bytes=split_bytes)
-            if records is not None:
-                found = (part for some in found for part in scan_split.divide(some, records))
-            return [SplitPart(name.topic, name.partition, segment_split) for segment_split in found]
-        except (Gone, FileNotFoundError):
-            if not tries_left:
-                raise
-            if not reader.refresh():
-                # A file is being replaced or removed, but the directory's listing has not changed yet: wait.
-                time.sleep(_PAUSE_SECONDS)
-    raise AssertionError
+    found = planned(reader, first, end, split_bytes, records)
+    # The reader may have been refreshed meanwhile, and records deleted.
+    inside_log(name, reader, first, end, fail=fail)
+    return [SplitPart(name.topic, name.partition, segment_split) for segment_split in found]
+
+
+def planned(
+    reader: Reader, first: int, end: int, split_bytes: int, records: int | None = None
+) -> list[SegmentSplit]:
+    """Return the splits of the records [first, end) that the log has, of about `split_bytes` bytes each.
+
+    If `records` is given, a split has at most so many. If a file leaves the log meanwhile, the reader is refreshed.
+    Raises the errors of `until_settled`.
+    """
+
+    def plan() -> list[SegmentSplit]:
+        start = max(first, reader.log_start_offset)
+        found = scan_split.plan(reader, start, end, split_bytes=split_bytes)
+        if records is not None:
+            found = (part for some in found for part in scan_split.divide(some, records))
+        return list(found)
+
+    return until_settled(reader, plan)
 
 
 def packed(
@@ -221,10 +232,10 @@ def packed(
 def read(
     split: Split, maker: BatchMaker, options: ReadOptions, pushed: PushedFilters | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the records of a split as Arrow batches: part by part, and by offset within a part.
+    """Yield the records of a split as Arrow batches: one part of the split after the other, each by offset.
 
-    Records whose timestamps do not pass the filters in `pushed` are left out. Raises the errors of `columns`; an
-    `OSError` has the name of this host in its text.
+    Records whose timestamps do not pass the filters in `pushed` are left out. Raises the errors of the function
+    `columns`; an `OSError` has the name of this host in its text.
     """
     pushed = pushed or PushedFilters()
     with workers.short_errors(), workers.naming_host():
@@ -299,9 +310,8 @@ def _columns_again(
         first, end = segment_split.first_offset, segment_split.end_offset
         first, end = inside_log(partition.name, reader, first, end, fail=fail, where=where)
         if first < end:
-            for found in _parts(
-                partition.name, reader, first, end, options.split_bytes or _MOST_BYTES
-            ):
+            split_bytes = options.split_bytes or _MOST_BYTES
+            for found in _parts(partition.name, reader, first, end, split_bytes, None, fail=fail):
                 yield from columns(found, options, since_ms)
 
 

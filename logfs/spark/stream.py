@@ -24,7 +24,6 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from logfs.format.encoding.arrow_batches import BatchMaker
-from logfs.log.scan import scan_split
 from logfs.spark import splits
 from logfs.spark.group_position import GroupPosition
 from logfs.spark.kafka_schema import arrow_schema, check_schema
@@ -486,9 +485,7 @@ _MEASURED_BYTES = 1 << 30
 
 def _bytes_between(reader: Reader, first: int, end: int) -> int:
     """Return the approximate size of the offsets [first, end) in the .log files, computed from the offset indexes."""
-    found = scan_split.plan(
-        reader, max(first, reader.log_start_offset), end, split_bytes=_MEASURED_BYTES
-    )
+    found = splits.planned(reader, first, end, _MEASURED_BYTES)
     return sum(segment_split.bytes for segment_split in found)
 
 
@@ -497,9 +494,7 @@ def _offset_after(reader: Reader, first: int, end: int, size: int) -> int:
 
     If the offsets [first, end) take fewer bytes, X is about `end`.
     """
-    found = scan_split.plan(
-        reader, max(first, reader.log_start_offset), end, split_bytes=max(size, 1)
-    )
+    found = splits.planned(reader, first, end, max(size, 1))
     left = size
     offset = first
     for segment_split in found:

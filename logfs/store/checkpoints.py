@@ -64,7 +64,10 @@ class Checkpoints:
         log_dir.write_offsets(points, starts)
 
     def cleaner_offset(self, name: str) -> int | None:
-        """Return the offset up to which a partition was compacted, or None if it never was (kafka-storage 8.9)."""
+        """Return the first offset that compaction has not reached yet, or None if the partition was never compacted.
+
+        Kafka keeps it in `cleaner-offset-checkpoint` (kafka-storage 8.9).
+        """
         return self._registry.homes[name].cleaner_offsets.get(self._registry[name].name)
 
     def set_cleaner_offset(self, partition: Partition, offset: int) -> None:

@@ -120,9 +120,9 @@ def _check_log_dir(disk: Disk, path: Path) -> None:
 
 
 def _check_unique(found: Mapping[LogDir, move_recovery.FoundDirectories]) -> None:
-    """Raise `InvalidStore` for a partition in two log directories, neither of which another process may write to.
+    """Raise `InvalidStore` if a partition is in two log directories.
 
-    If another process may write to one of them (`LogDir.live`), it may be moving the partition now.
+    No error is raised if one of the two is open in another process (`LogDir.live`): it may be moving the partition.
     """
     homes: dict[TopicPartition, LogDir] = {}
     for log_dir, each in found.items():

@@ -79,7 +79,7 @@ class VolumeServer(ThreadingMixIn, UnixStreamServer):
         self.server_activate()
 
     def server_close(self) -> None:
-        """Close the socket, and remove its file, unless systemd has passed the socket."""
+        """Close the socket. Then remove its file, unless systemd made both and has passed the socket."""
         super().server_close()
         if self._made is not None:
             self._made.unlink(missing_ok=True)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
+    from logfs.log.read.reader import Reader
+
 START_MS = 1638100400000
 TOPIC_ID = uuid.UUID(int=77)
 COLUMNS = ["key", "value", "topic", "partition", "offset", "timestamp", "timestampType"]
@@ -528,9 +530,9 @@ def test_a_file_may_leave_the_log_again_during_the_search(
         store.compact("orders-0", roll=True)
         plan = splits._parts
 
-        def compact_behind(*arguments: Any) -> Any:
+        def compact_behind(*arguments: Any, **named: Any) -> Any:
             monkeypatch.undo()
-            found = plan(*arguments)
+            found = plan(*arguments, **named)
             partition.append([Record(b"later", b"k0")])
             store.compact("orders-0", roll=True)
             return found
@@ -569,6 +571,46 @@ def test_a_file_may_leave_the_log_while_splits_are_cut_by_records(
         batches = [batch for split in planned for batch in reader.read(split)]
         found = [offset for batch in batches for offset in batch.column("offset").to_pylist()]
     assert found == [27, 28, 29]
+
+
+@pytest.mark.parametrize("option", [None, "maxRecordsPerPartition", "minPartitions"])
+def test_records_that_are_deleted_while_splits_are_planned_are_a_loss(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str | None
+) -> None:
+    """The driver, which looked at the log before, tells the offsets; without failOnDataLoss the others are read."""
+    from pyspark.sql.datasource import CaseInsensitiveDict
+
+    from logfs.spark import splits
+    from logfs.spark.source import LogfsDataSource
+
+    known = {"subscribe": "orders", "path": str(tmp_path), **({option: "2"} if option else {})}
+    with Store(tmp_path) as store:
+        store.settings.set_topic("orders", "file.delete.delay.ms", "0")
+        partition = store.create("orders-0")
+        for last in (10, 20, 30):
+            partition.append([b"%d" % number for number in range(last - 10, last)])
+            partition.roll(0)
+        planned = splits.planned
+
+        def plan(start: int, **options: str) -> list[int]:
+            """Return the offsets that are read if records are deleted up to `start` after the first look."""
+
+            def delete_before(reader: Reader, *arguments: Any) -> Any:
+                monkeypatch.undo()
+                reader.log.close()
+                store.delete_records("orders-0", start)
+                store.retain()
+                return planned(reader, *arguments)
+
+            source = LogfsDataSource(CaseInsensitiveDict({**known, **options}))
+            reader = source.reader(source.schema())
+            monkeypatch.setattr(splits, "planned", delete_before)
+            batches = [batch for split in reader.partitions() for batch in reader.read(split)]
+            return [offset for batch in batches for offset in batch.column("offset").to_pylist()]
+
+        with pytest.raises(splits.DataLoss, match="offsets 0 to 11 of orders-0 are no longer in"):
+            plan(12)
+        assert plan(24, failOnDataLoss="false") == list(range(24, 30))
 
 
 @pytest.mark.parametrize("kind", ["aiven", "local"])

@@ -96,7 +96,10 @@ class _Time:
 
 
 class FormatString:
-    """A format string for the records of one partition. `HELP` lists the tokens, except `%n`, `%%` and `\\\\`."""
+    """Turns the records of one partition into text by a format string.
+
+    `HELP` lists the tokens. Besides these, `%n` stands for a newline, `%%` for "%", and `\\\\` for a backslash.
+    """
 
     def __init__(self, form: bytes, partition: TopicPartition) -> None:
         """Parse a format string. Raises `InvalidName` for an unknown token, such as `%x` or a `%` at the end."""

@@ -138,7 +138,10 @@ class CheckedDisk(Disk):
         return opened
 
     def change(self, work: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        """Call `work`, which changes something, through `call`. Raises `LogDirFailed` after `end_changes`."""
+        """Call `work`, which changes files, and return its result, as `call` does.
+
+        After `end_changes`, `work` is not called, and the error that `end_changes` has set is raised.
+        """
         thread = threading.get_ident()
         # Add the thread before the check: `end_changes` then either waits for this call or makes it fail.
         self._changing.add(thread)

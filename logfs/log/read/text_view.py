@@ -305,8 +305,8 @@ class TextView:
     ) -> int | None:
         """Return the offset of the first record of the view in [start, end) with a time of at least `timestamp` (ms).
 
-        Only batches for which `shows` returns true count, also in segments that have left the log. Returns None if
-        there is no such record.
+        Batches for which `shows` returns false are skipped. Segments that retention has removed from the log are
+        searched, too, as long as the view has them. Returns None if no record is found.
         """
         found = self.log.until_found(
             lambda: self.log.offset_for_time_as_of(self._state(start, end), timestamp, shows)

@@ -124,7 +124,10 @@ class Linger:
                     return
 
     async def sync(self) -> None:
-        """Make one round: make the kernel send all bytes that are in its page cache now."""
+        """Let the kernel send the bytes that it has in its page cache now to this mount, and wait for it.
+
+        The bytes are not made durable.
+        """
         for inode, rounds in self._active.items():
             if rounds == _FORGOTTEN_AFTER:
                 forget_attributes(inode)

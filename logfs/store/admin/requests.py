@@ -393,7 +393,7 @@ class Commit(Request, operation="commit"):
 
 @dataclass(frozen=True)
 class Discard(Request, operation="discard"):
-    """Remove staged files that will not be committed (`Commits.discard`); the answer is empty."""
+    """Remove the files in `staged`, which the client will not commit (`Commits.discard`). The answer is empty."""
 
     is_repeatable = True
     staged: tuple[StagedFile, ...]

@@ -6,14 +6,10 @@ import enum
 import errno
 import os
 import re
-import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-_T = TypeVar("_T")
+from logfs.deadline import within
 
 # The type of logfs in the mount table: `fuse`, and the subtype `logfs`.
 FILESYSTEM_TYPE = "fuse.logfs"
@@ -22,7 +18,7 @@ WRITE_BEHIND_TYPE = "fuse.logfs-write-behind"
 _TYPES = (FILESYSTEM_TYPE, WRITE_BEHIND_TYPE)
 # The errnos with which each access to a mount fails after its daemon has died.
 DEAD_ERRORS = frozenset({errno.ENOTCONN, errno.ECONNABORTED})
-# How long `is_dead`, and other callers of `within`, wait until a mount answers.
+# How long to wait until a mount answers. A daemon that is stopped, or that waits for its disk, does not answer.
 PATIENCE_SECONDS = 10.0
 
 _TABLE = Path("/proc/self/mountinfo")
@@ -92,27 +88,6 @@ def is_dead(path: str | os.PathLike[str]) -> bool:
         # unknown whether the daemon has died.
         return error.errno in DEAD_ERRORS
     return False
-
-
-def within(seconds: float, ask: Callable[[], _T]) -> _T:
-    """Call `ask` in another thread, and return its result or raise its error.
-
-    Raises `TimeoutError` if `ask` takes longer than `seconds`, for example because a daemon is stopped or waits for
-    its disk. The call of `ask` then continues in its thread.
-    """
-    from concurrent.futures import Future
-
-    answer: Future[_T] = Future()
-
-    def run() -> None:
-        try:
-            answer.set_result(ask())
-        except BaseException as error:
-            answer.set_exception(error)
-
-    # A thread that waits for a mount cannot be ended. With `daemon=True` the process can exit all the same.
-    threading.Thread(target=run, daemon=True).start()
-    return answer.result(seconds)
 
 
 def other_mounts(mount: MountEntry) -> dict[str, list[int]]:
