@@ -405,8 +405,9 @@ class Store:
             self.commits.clear_place(name)
             if offset < partition.recovery_point:
                 # Lower the recovery point first: otherwise recovery after a crash would report the removed records
-                # as lost.
-                partition.flusher.lower_recovery_point(offset)
+                # as lost. These include all records of the batch that holds `offset`.
+                end = partition.state.segments_from(offset)[0].end_before(offset).next_offset
+                partition.flusher.lower_recovery_point(min(offset, end))
                 self.checkpoints.write_one(self.registry.homes[name])
             self.tiered.forget_from(partition, offset)
             with partition.flusher.lock, partition.lock:

@@ -398,3 +398,46 @@ def test_an_append_that_is_interrupted_anywhere(log_dir: Path) -> None:
         assert values[: len(expected)] == expected
         assert {*values[len(expected) :]} <= {b"x" * 60, b"after"}
         expected = values
+
+
+def test_a_transaction_that_is_interrupted_anywhere(log_dir: Path) -> None:
+    """After Ctrl-C in an append of a transaction that is then aborted, its records are never shown as committed."""
+    with logfs.open(log_dir, create=True) as store:
+        store.create_topic("a", segment_bytes=3000)
+        store["a-0"].append("shown")
+    for number in drawn(range(1, 220), 25):
+        store = logfs.open(log_dir)
+        with suppress(KeyboardInterrupt, logfs.LogfsError), store.transaction("id") as transaction:
+            transaction.append("a-0", b"hidden" * 20)
+            interrupted_at(number, lambda t=transaction: t.append("a-0", b"hidden" * 20))  # type: ignore[misc]
+            raise KeyboardInterrupt
+        with suppress(logfs.PartitionFailed):
+            store.close()
+        with logfs.open(log_dir) as store:
+            committed = store["a-0"].read(isolation="read_committed")
+            assert [record.value for record in committed] == [b"shown"]
+
+
+def test_a_roll_that_is_interrupted_anywhere(log_dir: Path) -> None:
+    """After Ctrl-C in a compaction, which begins with a roll, no record that was flushed before or after is lost."""
+    with logfs.open(log_dir, create=True) as store:
+        store.create_topic("a", cleanup_policy="compact")
+    flushed: dict[bytes | None, bytes | None] = {}
+
+    def put(partition: logfs.Partition, key: bytes, value: bytes) -> None:
+        partition.append(value, key=key)
+        partition.flush()
+        flushed[key] = value
+
+    for number in drawn(range(1, 400), 25):
+        value = b"%d" % number
+        store = logfs.open(log_dir)
+        partition = store["a-0"]
+        put(partition, b"%d" % (number % 7), value)
+        interrupted_at(number, partition.compact)
+        with suppress(logfs.PartitionFailed):
+            for key in (b"a", b"b", b"c"):
+                put(partition, key, value)
+        store.__exit__(None, KeyboardInterrupt(), None)
+        with logfs.open(log_dir, "r") as live:
+            assert {record.key: record.value for record in live["a-0"].read()} == flushed

@@ -126,7 +126,7 @@ def test_the_next_file_is_begun_before_this_one_ends(
 def test_little_is_fetched_ahead_while_many_requests_run(
     store: RecordedStore, reader: ChunkReader, tmp_path: Path
 ) -> None:
-    """Of the readers of four objects, the last fetches nothing ahead: it would be a 17th request."""
+    """Of the readers of four objects, the third is ahead by less, and the last by nothing: 16 requests may run."""
     files = [stored(tmp_path, name) for name in NAMES]
     for file in files:
         for number in range(4):
@@ -136,7 +136,8 @@ def test_little_is_fetched_ahead_while_many_requests_run(
     store.held.clear()
     for file in files:
         check(reader, file, 4)
-    begun = {(name, number) for name in NAMES[:3] for number in range(8, 13)}
+    begun = {(name, number) for name in NAMES[:2] for number in range(8, 13)}
+    begun |= {("three", number) for number in range(8, 11)}
     wait_for(lambda: begun <= set(store.asked))
     store.held.set()
     wait_for(lambda: reader.requests == len(store.asked))

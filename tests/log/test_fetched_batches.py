@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logfs.errors import Corrupt, OffsetOutOfRange
+from logfs.format.batches.batch import assign_offset
 from logfs.format.batches.compression import Codec
 from logfs.format.batches.record import Record
 from logfs.log.append.fetched_batches import append_fetched, begin_at
@@ -248,3 +249,20 @@ def test_a_log_begins_where_the_other_one_begins(leader: Leader, tmp_path: Path)
         assert store[NAME].log_start_offset == end + 10
         assert not store[NAME].producers.open_transactions()
     assert_clean(tmp_path)
+
+
+def test_a_gap_that_no_segment_can_span(store: Store, clock: Clock) -> None:
+    """A compacted log may lack more offsets in a row than a relative offset has; its copy reads and goes on."""
+    store.settings.set_topic("orders", "cleanup.policy", "compact")
+    copy, offsets = store.create(NAME), [0, 3_000_000_000, 3_000_000_001, 9_000_000_000]
+    for offset in offsets:
+        data = bytearray(batch([Record(b"%d" % offset, b"%d" % offset)]))
+        assign_offset(data, offset, 0)
+        append_fetched(copy, data, lambda: store.checkpoints.set_cleaner_offset(copy, 1))
+        assert copy.record(offset).value == b"%d" % offset
+    assert [record.offset for record in copy.read()] == offsets
+    store.close()
+    for read_only in (True, False):
+        with Store(copy.directory.parent, clock=clock, read_only=read_only) as again:
+            assert [record.offset for record in again[NAME].read()] == offsets
+            assert again[NAME].log_end_offset == offsets[-1] + 1

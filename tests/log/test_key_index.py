@@ -861,3 +861,22 @@ class KeyMachine(RuleBasedStateMachine):
 _SMALLEST_BYTES = key_index.SMALLEST_BYTES
 TestKeyMachine = KeyMachine.TestCase
 TestKeyMachine.settings = settings(examples(0.4), stateful_step_count=30)
+
+
+def test_a_lookup_beside_a_truncation(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record that is cut off between the search in the index and the read: the newest that is left is found."""
+    log = store.create(NAME)
+    log.append([Record(b"old", b"k")])
+    log.append([Record(b"new", b"k")])
+    find = key_index.KeyIndex._find
+
+    def find_and_truncate(index: key_index.KeyIndex, key: bytes) -> tuple[int | None, int]:
+        monkeypatch.undo()
+        found = find(index, key)
+        assert store.truncate(NAME, 1)
+        return found
+
+    monkeypatch.setattr(key_index.KeyIndex, "_find", find_and_truncate)
+    found = log.newest(b"k")
+    assert found is not None
+    assert found.value == b"old"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from logfs.errors import OffsetOutOfRange
 from logfs.format.batches.record import Record
 from logfs.format.text import envelope
 from logfs.format.text.rendering import View
@@ -206,3 +207,32 @@ def test_a_new_text_begins_at_the_log_starts(store: Store) -> None:
     fresh = MergedText(partitions, View.LINES)
     reached = [-1, -1, -1]
     assert fresh.read(0, len(whole)) == sorted_text(partitions, View.LINES, [0, 300, 0], reached)
+
+
+@pytest.mark.parametrize("isolation", list(Isolation))
+def test_a_text_follows_a_truncation(store: Store, isolation: Isolation) -> None:
+    """If nothing was cut off that the text has, it goes on; otherwise reading is an error, and the size stays."""
+    partition = store["orders-0"]
+    text = MergedText(
+        [each.isolated(isolation) for each in store.topic("orders").partitions], View.LINES
+    )
+    partition.append([b"old %d" % number for number in range(5)])
+    shown = text.read(0, 1000)
+    assert shown.count(b"\n") == 5
+    partition.append([b"old %d" % number for number in range(5, 10)])
+    assert store.truncate("orders-0", 5)
+    for number in range(5, 8):
+        partition.append([b"new %d" % number])
+        partition.roll(0)
+    shown += b"new 5\nnew 6\nnew 7\n"
+    assert (text.size, text.read(0, 1000)) == (len(shown), shown)
+    assert store.truncate("orders-0", 5)
+    partition.append([b"now %d" % number for number in range(5, 10)])
+    assert text.size == len(shown)
+    for _ in range(2):
+        with pytest.raises(
+            OffsetOutOfRange, match="a partition was truncated; open the file again"
+        ):
+            text.read(0, 1000)
+    store["orders-1"].append([b"other"])
+    assert text.size == len(shown)

@@ -15,7 +15,7 @@ import pytest
 from logfs.errors import OffsetOutOfRange
 from logfs.format.batches.record import Record
 from logfs.format.text.rendering import View
-from logfs.log.disk.disk import Gone, WouldBlock
+from logfs.log.disk.disk import Disk, Gone, WouldBlock
 from logfs.log.read import read_committed
 from logfs.log.read.read_committed import Isolation
 from logfs.log.segment.batch_iterator import DamagedRange
@@ -23,6 +23,7 @@ from logfs.log.segment.batch_scanner import scan_from
 from logfs.store.store import Store
 from tests.support.batches import NOW, Producer, batch
 from tests.support.partitions import by_splits, flip, log
+from tests.support.stores import set_topic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from logfs.log.append.partition import Partition
     from logfs.log.read.reader import Reader
     from logfs.log.segment.segment import Segment
+    from tests.support.stores import Clock
 
 NAME = "orders-0"
 
@@ -570,3 +572,42 @@ def test_an_open_text_of_a_follower_loses_no_record_silently(
             text.read(0, 100)
         again = (log.committed if is_committed else log).text(View.LINES)
         assert again.read(0, 100) == b"1\n2\nX\nY\n"
+
+
+def test_a_look_during_a_truncation_does_not_outlive_it(
+    orders: Partition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a truncation whose markers were replaced by others, exactly the records committed then are shown."""
+    sync_directory = Disk.sync_directory
+    assert orders.truncate(7)
+    orders.append_batch(batch(3, 0, b"H", transactional=True))
+    orders.end_transaction(3, 0, commit=False)
+    assert values(orders) == [b"a", b"c", b"D", b"e"]
+
+    def look(disk: Disk, path: Path) -> None:
+        monkeypatch.undo()
+        values(orders)
+        sync_directory(disk, path)
+
+    monkeypatch.setattr(Disk, "sync_directory", look)
+    assert orders.truncate(8)
+    orders.end_transaction(3, 0, commit=True)
+    orders.append_batch(batch(4, 0, b"I", transactional=True))
+    orders.end_transaction(4, 0, commit=False)
+    assert values(orders) == [b"a", b"c", b"D", b"e", b"H"]
+
+
+def test_a_look_keeps_no_file_of_a_segment_that_left_the_log(store: Store, clock: Clock) -> None:
+    """Retention gives space back, also if nobody reads the log again."""
+    set_topic(store, "orders", segment_bytes=1000)
+    orders = store.create(NAME)
+    for number in range(20):
+        orders.append_batch(batch(1, number, b"x" * 400, transactional=True))
+    orders.end_transaction(1, 0, commit=False)
+    assert values(orders) == []
+    store.delete_records(NAME, -1)
+    store.retain()
+    clock.now_ms += 24 * 3600 * 1000
+    store.upkeep()
+    assert not list(orders.directory.glob("*.deleted"))
+    assert len(list(orders.directory.glob("*.log"))) == 1

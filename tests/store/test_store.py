@@ -10,7 +10,8 @@ import signal
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -32,6 +33,8 @@ from logfs.format.batches.record import Record
 from logfs.format.files import checkpoint
 from logfs.format.text.rendering import View
 from logfs.log.disk.disk import Disk, File, ReadOnlyDisk
+from logfs.log.read.reader import MAX_TIMESTAMP
+from logfs.store.checkpoints import Checkpoints
 from logfs.store.directory import lock
 from logfs.store.directory.log_dir import (
     CLEAN_SHUTDOWN,
@@ -44,7 +47,7 @@ from logfs.store.directory.topic_id import read_topic_id
 from logfs.store.observe.check import check
 from logfs.store.store import Store
 from tests.support.batches import Producer
-from tests.support.stores import abandon, assert_clean, fingerprint, locks_below
+from tests.support.stores import abandon, assert_clean, fingerprint, locks_below, set_topic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -1143,3 +1146,73 @@ def test_a_partition_whose_creation_was_ended_by_a_kill_is_completed(
         store["orders-1"].append([b"value"])
         assert read_topic_id(store.disk, log_dir / "orders-1") == store.registry.topic_id("orders")
     assert [*check(log_dir)] == []
+
+
+class Killed(BaseException):
+    """Stands for the end of the process at this point."""
+
+
+@pytest.mark.parametrize("written", range(3))
+def test_a_truncation_within_a_batch_that_is_killed(
+    log_dir: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, written: int
+) -> None:
+    """Whichever checkpoint was written last, the log ends where a batch does, and has no hole."""
+    store = Store(log_dir, clock=clock)
+    partition = store.create(NAME)
+    for _ in range(3):
+        partition.append([b"x" * 10] * 10)
+    partition.flush()
+    store.checkpoints.write()
+    write_one, left = Checkpoints.write_one, written
+
+    def killed_after(*arguments: Any) -> None:
+        nonlocal left
+        if not left:
+            raise Killed
+        left -= 1
+        write_one(*arguments)
+
+    with monkeypatch.context() as patch, suppress(Killed):
+        patch.setattr(Checkpoints, "write_one", killed_after)
+        store.truncate(NAME, 15)
+    abandon(store)
+    with Store(log_dir, clock=clock) as again:
+        end = 10 if written else 30
+        assert again[NAME].log_end_offset == end
+        assert len(list(again[NAME].read())) == end
+    assert_clean(log_dir)
+
+
+@pytest.mark.parametrize("size", [4, 11, 12, 40])
+def test_a_tiny_index_after_a_kill(log_dir: Path, clock: Clock, size: int) -> None:
+    """Kafka accepts 4 bytes for `segment.index.bytes`; an index then has room for one entry."""
+    store = Store(log_dir, clock=clock)
+    set_topic(store, "orders", segment_index_bytes=size, index_interval_bytes=0)
+    partition = store.create(NAME)
+    for _ in range(20):
+        partition.append([b"x"])
+    partition.flush()
+    abandon(store)
+    with Store(log_dir, clock=clock) as again:
+        assert not again.offline
+        assert [record.offset for record in again[NAME].read()] == list(range(20))
+
+
+def test_the_greatest_timestamp_beside_appends(store: Store) -> None:
+    """It is that of a record which can be read, also while others are appended."""
+    partition = store.create(NAME)
+    partition.append([b"first"])
+
+    def append() -> None:
+        for _ in range(3):
+            partition.append([b"x" * 500] * 40_000)
+
+    writer = threading.Thread(target=append)
+    writer.start()
+    try:
+        while writer.is_alive():
+            found = partition.offset_for_time(MAX_TIMESTAMP)
+            assert found is not None
+            assert partition.record(found.offset) is not None
+    finally:
+        writer.join()

@@ -20,6 +20,7 @@ from logfs.format.base.batch_rows import (
 )
 from logfs.format.batches.legacy import parse_batch, whole_batches
 from logfs.log.segment.batch_scanner import scan, scan_one
+from logfs.log.segment.index import MAX_RELATIVE_OFFSET
 from logfs.log.state.producers import deciding_batches
 
 if TYPE_CHECKING:
@@ -78,7 +79,11 @@ def _take(
                 if not may_have_gaps:
                     return start, position, True
                 partition.active.gaps = True
-            _append(partition, run)
+            try:
+                _append(partition, run)
+            except KeyboardInterrupt as interrupt:
+                partition.fail("an append was interrupted", interrupt)
+                raise
             position += run.end
     return start, position, False
 
@@ -143,7 +148,15 @@ def _append(partition: Partition, run: ScannedBatches) -> None:
             writer = partition.writer(config)
             count = writer.how_many_fit(left, config, now_ms)
             if not count:
-                partition.roll(now_ms)
+                first, last = (
+                    int(left.rows[0, SPAN_BASE_OFFSET]),
+                    int(left.rows[0, NEXT_OFFSET]) - 1,
+                )
+                if last - partition.log_end_offset > MAX_RELATIVE_OFFSET:
+                    # Compaction of the source log has left a gap that no segment can span.
+                    partition.begin_segment(first, now_ms)
+                else:
+                    partition.roll(now_ms)
                 partition.active.gaps = _has_gap(left, partition.log_end_offset)
                 writer = partition.writer(config)
                 # A batch that exceeds the size limit of a segment gets a segment of its own.

@@ -241,13 +241,13 @@ class Partition(Log):
         first_offset = self.log_end_offset
         try:
             self._append_batch(new, config, now_ms)
+            self.note_producer(Batch.parse(new.data), len(new.data))
+            self.publish(last_timestamp=new.max_timestamp)
         except KeyboardInterrupt as interrupt:
             self.fail("an append was interrupted", interrupt)
             raise
         except OSError as error:
             raise self.failed_append(error) from None
-        self.note_producer(Batch.parse(new.data), len(new.data))
-        self.publish(last_timestamp=new.max_timestamp)
         return AppendedBatch(first_offset, self.log_end_offset - 1, duplicate=False)
 
     def note_producer(self, batch: Batch, size: int) -> None:
@@ -295,23 +295,23 @@ class Partition(Log):
         with self.disk.hold(self.lock):
             self.check_appendable()
             if len(built.batches) > 1:
-                # Raise `WouldBlock` before anything is appended: the caller then repeats the whole call.
-                self.check_may_block()
+                self.check_may_block()  # before anything is appended: the caller repeats the whole call
             first_offset, consumed = self.log_end_offset, built.consumed
             refused: LogfsError | OSError | None = built.refused
             timestamp = self.state.last_timestamp
-            for number, batch in enumerate(built.batches):
-                try:
-                    self._append_batch(batch, config, now_ms)
-                except KeyboardInterrupt as interrupt:
-                    self.fail("an append was interrupted", interrupt)
-                    raise
-                except OSError as error:
-                    refused = self.failed_append(error)
-                    consumed -= sum(map(built.consumed_by, built.batches[number:]))
-                    break
-                timestamp = batch.max_timestamp
-            self.publish(last_timestamp=timestamp)
+            try:
+                for number, batch in enumerate(built.batches):
+                    try:
+                        self._append_batch(batch, config, now_ms)
+                    except OSError as error:
+                        refused = self.failed_append(error)
+                        consumed -= sum(map(built.consumed_by, built.batches[number:]))
+                        break
+                    timestamp = batch.max_timestamp
+                self.publish(last_timestamp=timestamp)
+            except KeyboardInterrupt as interrupt:
+                self.fail("an append was interrupted", interrupt)
+                raise
             return AppendResult(first_offset, self.log_end_offset - 1, consumed, refused)
 
     def check_empty(self) -> None:
@@ -330,10 +330,7 @@ class Partition(Log):
             raise NotWritable.of_mirror(self.name.directory, source)
 
     def check_mirror(self, source: str) -> None:
-        """Call `check_changeable`, and raise `NotWritable` unless `logfs.mirror.source` is `source`.
-
-        The caller must hold `lock`.
-        """
+        """Call `check_changeable`; raise `NotWritable` if the source is not `source`. The caller must hold `lock`."""
         self.check_changeable()
         if self.config.logfs_mirror_source != source:
             raise NotWritable(f"{self.name.directory}: logfs.mirror.source is no longer {source!r}")
@@ -402,8 +399,7 @@ class Partition(Log):
     def fail(self, what: str, error: BaseException) -> PartitionFailed:
         """Refuse all further appends (docs/architecture.md, rule 7), and return the error that they will raise.
 
-        Its message has `what` and the message of the cause `error`. If the whole log directory has failed, returns
-        the error of the log directory instead.
+        Its message has `what` and the cause `error`. After a failure of the log directory, returns that error.
         """
         if self.disk.failure is not None:
             self.failure = self.disk.failure
@@ -436,22 +432,25 @@ class Partition(Log):
     ) -> Segment:
         """Seal the active segment, and begin and return the next one.
 
-        `base_offset` is the log end or, for an empty mirror, any offset. An empty active segment is removed.
-        `log_start_offset` is the new log start; None keeps the present one. Raises `OSError`, with the same effects
-        as in `roll`. The caller must hold `lock`.
+        `base_offset` is the log end or, for a mirror, any offset above it. An empty active segment is removed.
+        `log_start_offset` is the new log start; None keeps it. Raises the errors of `roll`. The caller must hold
+        `lock`.
         """
         before = self.active
+        is_empty = not before.size_bytes
         try:
             segment = self._begin_next(base_offset, now_ms)
+            self.flusher.note_new_files()
+            kept = self.segments[:-1] if is_empty else self.segments
+            self.publish(
+                segments=(*kept, segment), log_start_offset=log_start_offset, changes_text=is_empty
+            )
+        except KeyboardInterrupt as interrupt:
+            self.fail("a roll was interrupted", interrupt)
+            raise
         except OSError as error:
             self.failed_append(error)
             raise
-        self.flusher.note_new_files()
-        is_empty = not before.size_bytes
-        kept = self.segments[:-1] if is_empty else self.segments
-        self.publish(
-            segments=(*kept, segment), log_start_offset=log_start_offset, changes_text=is_empty
-        )
         if is_empty:
             before.discard()
         return segment
@@ -504,7 +503,7 @@ class Partition(Log):
             try:
                 self.flush()
             except OSError as error:
-                # With too many open files, do nothing: the records are in the log, and the next append tries again.
+                # With too many open files, the next append tries again.
                 if error.errno not in NO_DESCRIPTOR:
                     raise
 

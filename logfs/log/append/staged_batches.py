@@ -314,12 +314,15 @@ class StagedAppend:
                 segments = kept + new
                 for segment in new:
                     partition.snapshots.write(segment.base_offset, partition.producers)
+            timestamp = int(last.batches[-1].rows[-1, MAX_TIMESTAMP])
+            size = self._size
+            partition.note_appended(size.record_count, size.size_bytes, self._config, now_ms)
+            partition.publish(segments=segments, last_timestamp=timestamp)
+        except KeyboardInterrupt as interrupt:
+            partition.fail("a commit was interrupted", interrupt)
+            raise
         except OSError as error:
             raise partition.fail("a commit could not be made visible", error) from error
-        timestamp = int(last.batches[-1].rows[-1, MAX_TIMESTAMP])
-        size = self._size
-        partition.note_appended(size.record_count, size.size_bytes, self._config, now_ms)
-        partition.publish(segments=segments, last_timestamp=timestamp)
         if active not in segments:
             # Text views that have reached the empty active segment continue with the segment that has replaced it.
             active.next_base = active.base_offset

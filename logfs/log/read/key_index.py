@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from logfs.errors import Corrupt, LogfsError
+from logfs.errors import Corrupt, LogfsError, OffsetOutOfRange
 from logfs.format.base import names
 from logfs.format.base.batch_rows import ATTRIBUTES, NEXT_OFFSET, SPAN_BASE_OFFSET
 from logfs.format.batches.batch import CONTROL_BIT, TRANSACTIONAL_BIT
@@ -121,7 +121,8 @@ class KeyIndex:
                 if offset is None or offset < self._reader.log.state.log_start_offset:
                     return None
                 record = self._reader.record(offset)
-            except Gone:
+            except OffsetOutOfRange:
+                # `Gone` is one, too. Otherwise the log start or the log end has moved since `_find`.
                 if not left:
                     raise
                 continue

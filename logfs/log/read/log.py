@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 from typing import TYPE_CHECKING
+from weakref import ref
 
 from logfs.locks import Level, make_rlock
 from logfs.log.read import key_index
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from logfs.errors import LogDirFailed, LogfsError, PartitionFailed, UnknownPartition
     from logfs.format.base.names import TopicPartition
     from logfs.format.batches.batch import Header
+    from logfs.format.files.aborted_transactions import AbortedTransaction
     from logfs.format.text.rendering import View
     from logfs.log.disk.disk import Disk, Gone
     from logfs.log.read.key_index import KeyIndex
@@ -254,9 +256,12 @@ class CommittedReader(Reader):
         super().__init__()
         self.log = log
         self.name, self.views, self.traffic = log.name, log.views, log.traffic
-        # The last search for aborted transactions: its segments, how many entries the transaction index of the last
-        # segment had, and the result. It is replaced as a whole, so that no thread combines two searches.
-        self._aborted: tuple[Sequence[Segment], int, Aborted] = ((), 0, {})
+        # The last search for aborted transactions: its first and last segment, the entries in the transaction index
+        # of the last one, and the result. It is replaced as a whole, so that no thread combines two searches. The
+        # references are weak: the files of a segment that has left the log stay while the segment is referenced.
+        self._aborted: (
+            tuple[ref[Segment], ref[Segment], Sequence[AbortedTransaction], Aborted] | None
+        ) = None
 
     @property
     def state(self) -> LogState:
@@ -302,15 +307,21 @@ class CommittedReader(Reader):
         return shows
 
     def aborted(self, state: LogState) -> Aborted:
-        newest = len(state.segments[-1].txn_index.entries)
-        segments, count, aborted = self._aborted
-        if segments is not state.segments or count != newest:
+        first, last = state.segments[0], state.segments[-1]
+        # The segments in between may have changed only by compaction, which adds no aborted transaction. Compare the
+        # entries, and not their number: after a truncation, another transaction may have taken the place of one.
+        newest = last.txn_index.entries
+        known = self._aborted
+        if known is not None and (known[0](), known[1](), known[2]) == (first, last, newest):
+            aborted = known[3]
+        else:
             found: dict[int, list[tuple[int, int]]] = {}
             for segment in state.segments:
-                for entry in segment.txn_index.entries:
+                entries = newest if segment is last else segment.txn_index.entries
+                for entry in entries:
                     found.setdefault(entry.producer_id, []).append(entry[1:3])
             aborted = found
-            self._aborted = state.segments, newest, found
+            self._aborted = ref(first), ref(last), newest, found
         # Raise `OffsetOutOfRange` after a truncation: the indexes may lack transactions that were aborted in `state`.
         self._check_left(state.log_end_offset, state)
         return aborted

@@ -83,6 +83,8 @@ class MergedText:
         self._reached = [-1] * len(logs)
         self._size = 0
         self._cursors: list[_Cursor] = []
+        # Whether a truncation has cut off records that are in the text.
+        self._is_cut = False
 
     @property
     def identity(self) -> tuple[tuple[int, int], ...]:
@@ -115,7 +117,7 @@ class MergedText:
 
     @property
     def size(self) -> int:
-        """The current size in bytes."""
+        """The current size in bytes. It stays as it is once a truncation has cut off records of the text."""
         with self._logs[0].disk.hold(self._lock):
             self._grow()
             return self._size
@@ -128,6 +130,8 @@ class MergedText:
         """
         with self._logs[0].disk.hold(self._lock):
             self._grow()
+            if self._is_cut:
+                raise self._truncated()
             parts = []
             end = min(position + size, self._size)
             while position < end:
@@ -137,9 +141,15 @@ class MergedText:
             return b"".join(parts)
 
     def _grow(self) -> None:
-        """Add one slice to the end of the text: the records that were appended to the logs since the last call."""
+        """Add one slice to the end of the text: the records that were appended to the logs since the last call.
+
+        Once a truncation has cut off records that are in the text, it grows no more.
+        """
+        if any(text.is_behind_truncation for text in self._texts):
+            cut = [text.is_cut_below(n) for text, n in zip(self._texts, self._ends, strict=True)]
+            self._is_cut |= any(cut)
         ends = self._ends_now()
-        if ends == self._ends:
+        if self._is_cut or ends == self._ends:
             return
         size = sum(text.position_of(end) for text, end in zip(self._texts, ends, strict=True))
         if size > self._size:
@@ -152,6 +162,11 @@ class MergedText:
             for log, first, reached in zip(self._logs, self._ends, self._reached, strict=True)
         ]
         self._ends = ends
+
+    def _truncated(self) -> OffsetOutOfRange:
+        return OffsetOutOfRange(
+            f"{self._logs[0].topic}: a partition was truncated; open the file again"
+        )
 
     def _read_some(self, position: int, end: int) -> bytes:
         """Return some of the bytes [position, end), at least one."""
@@ -177,9 +192,7 @@ class MergedText:
         while rows is None:
             following = cursor.number + 1
             if following == len(self._slices) or self._slices[following].start != cursor.end:
-                raise OffsetOutOfRange(
-                    f"{self._logs[0].topic}: a partition was truncated; open the file again"
-                )
+                raise self._truncated()
             cursor.number, cursor.rows = following, self._rows(self._slices[following], -1)
             rows = next(cursor.rows, None)
         cursor.data = rows.text.tobytes()

@@ -115,7 +115,7 @@ class CommittedText:
         """The current size of the view in bytes. Computing it may read the log, to find new hidden ranges."""
         state = self._reader.state
         stable = state.log_end_offset
-        if self._all.is_behind_truncation:
+        if self.is_behind_truncation:
             with self._reader.disk.hold(self._finding):
                 self._follow_truncation(stable)
         end = stable if self._end_offset is None else min(stable, self._end_offset)
@@ -144,6 +144,16 @@ class CommittedText:
                 size = stop - self._hidden_ranges[-1].hidden
                 self._searched = (end, size)
         return size
+
+    @property
+    def is_behind_truncation(self) -> bool:
+        """Whether the log was truncated since the view was made, or since the last use of `size` or `read`."""
+        return self._all.is_behind_truncation
+
+    def is_cut_below(self, offset: int) -> bool:
+        """Follow the truncations of the log; return whether one has cut off or hidden records below `offset`."""
+        _ = self.size
+        return self._end_offset is not None and self._end_offset < offset
 
     @property
     def is_closed(self) -> bool:

@@ -616,6 +616,16 @@ class Reader:
         return None
 
     def _offset_of_max_timestamp(self) -> OffsetAndTimestamp | None:
+        found = self._max_timestamp_now()
+        if found is not None and found.offset < self.state.log_end_offset:
+            return found
+        # During an append, the greatest timestamp may be that of a record that readers do not see yet.
+        with self.disk.hold(self.log.lock):
+            found = self._max_timestamp_now()
+            return found if found is not None and found.offset < self.state.log_end_offset else None
+
+    def _max_timestamp_now(self) -> OffsetAndTimestamp | None:
+        """Return the first record with the greatest timestamp, which may be at or above the log end offset."""
         state = self.state
         start = state.log_start_offset
         filled = [segment for segment in state.segments_from(start) if segment.size_bytes]
@@ -629,5 +639,4 @@ class Reader:
                 # Messages of magic 0 have no timestamps, so there is no greatest timestamp.
                 return None
             return OffsetAndTimestamp(start, NO_TIMESTAMP)
-        found = self._first_at(segment, entry.timestamp, start, _is_any)
-        return found if found is not None and found.offset < state.log_end_offset else None
+        return self._first_at(segment, entry.timestamp, start, _is_any)

@@ -130,6 +130,11 @@ class TextView:
                 ]
         return end, is_shown
 
+    def is_cut_below(self, offset: int) -> bool:
+        """Follow the truncations of the log; return whether one has cut off records below `offset`."""
+        cut = self.follow_truncation(lambda end: end < offset)
+        return cut is not None and cut[1]
+
     @property
     def is_closed(self) -> bool:
         """Whether the view has reached its end and grows no more, as of the last use of `size` or `read`."""

@@ -141,7 +141,7 @@ class SparseIndex(NamedFile):
         no limit.
         """
         data = bytearray(self.to_bytes() if keep else b"")
-        limit = MAX_RELATIVE_OFFSET if max_bytes is None else max_bytes // self.entry.size
+        limit = MAX_RELATIVE_OFFSET if max_bytes is None else max(max_bytes // self.entry.size, 1)
         self._entries = Entries.held(data, self.entry)
         self._writer = EntryCollector(self.entry, limit)
 
