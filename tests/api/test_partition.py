@@ -354,17 +354,21 @@ def test_tables_of_other_libraries(store: logfs.Store, first: logfs.Partition) -
 # Ctrl-C.
 
 
-def interrupted_at(number: int, work: Callable[[], object]) -> bool:
-    """Do work, interrupted at the n-th call of a function of the log; return whether it was."""
-    calls = 0
+def interrupted_at(number: int, work: Callable[[], object], *, after: str = "") -> bool:
+    """Do work, interrupted at the n-th call of a function of the log; return whether it was.
+
+    With `after`, calls count from the first call of the function of this name on.
+    """
+    calls, is_counting = 0, not after
 
     def trace(frame: Any, event: str, _: object) -> None:
-        nonlocal calls
+        nonlocal calls, is_counting
         # An error in `__del__` goes to no caller.
         names = frame.f_code.co_name, frame.f_back and frame.f_back.f_code.co_name
         if event == "call" and "/logfs/log/" in frame.f_code.co_filename and "__del__" not in names:
-            calls += 1
-            if calls == number:
+            is_counting |= after in names
+            calls += is_counting
+            if calls == number and is_counting:
                 raise KeyboardInterrupt
 
     sys.settrace(trace)
@@ -405,11 +409,14 @@ def test_a_transaction_that_is_interrupted_anywhere(log_dir: Path) -> None:
     with logfs.open(log_dir, create=True) as store:
         store.create_topic("a", segment_bytes=3000)
         store["a-0"].append("shown")
-    for number in drawn(range(1, 220), 25):
+    for number in drawn(range(1, 50), 30):
         store = logfs.open(log_dir)
         with suppress(KeyboardInterrupt, logfs.LogfsError), store.transaction("id") as transaction:
-            transaction.append("a-0", b"hidden" * 20)
-            interrupted_at(number, lambda t=transaction: t.append("a-0", b"hidden" * 20))  # type: ignore[misc]
+            interrupted_at(
+                number,
+                lambda t=transaction: t.append("a-0", b"hidden" * 20),  # type: ignore[misc]
+                after="_append_noted",
+            )
             raise KeyboardInterrupt
         with suppress(logfs.PartitionFailed):
             store.close()

@@ -1198,13 +1198,14 @@ def test_a_tiny_index_after_a_kill(log_dir: Path, clock: Clock, size: int) -> No
         assert [record.offset for record in again[NAME].read()] == list(range(20))
 
 
-def test_the_greatest_timestamp_beside_appends(store: Store) -> None:
+def test_the_greatest_timestamp_beside_appends(store: Store, clock: Clock) -> None:
     """It is that of a record which can be read, also while others are appended."""
     partition = store.create(NAME)
     partition.append([b"first"])
 
     def append() -> None:
         for _ in range(3):
+            clock.now_ms += 1000
             partition.append([b"x" * 500] * 40_000)
 
     writer = threading.Thread(target=append)
