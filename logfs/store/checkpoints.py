@@ -22,8 +22,9 @@ class Checkpoints:
 
     def __init__(self, registry: PartitionRegistry) -> None:
         self._registry = registry
-        # The moves that only the next opening of the store can finish: the target log directory, by partition name.
-        self.unfinished: dict[str, LogDir] = {}
+        # The moves that only the next opening of the store can finish: the target log directory and the partition, by
+        # its name. The partition leaves the registry if the log directory that it moves from has failed.
+        self.unfinished: dict[str, tuple[LogDir, Partition]] = {}
 
     def write(self) -> None:
         """Write the recovery points, log start offsets and high watermarks to each log directory that works.
@@ -43,8 +44,7 @@ class Checkpoints:
         here = [p for n, p in loaded.items() if self._registry.homes[n] is log_dir]
         here += coming
         # Write entries also for the copies of unfinished moves: the next opening makes each copy the partition.
-        copies = [name for name, home in self.unfinished.copy().items() if home is log_dir]
-        here += [loaded[name] for name in copies if name in loaded]
+        here += [copy for home, copy in self.unfinished.copy().values() if home is log_dir]
         points = {partition.name: partition.recovery_point for partition in here}
         starts = {
             partition.name: partition.log_start_offset

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from logfs.errors import LogfsError, StoreClosed, UnknownPartition
+from logfs.errors import InvalidStore, LogfsError, StoreClosed, UnknownPartition
 from logfs.format.base import names
 from logfs.format.tiered.metadata_record import TOPIC as METADATA_TOPIC
 from logfs.locks import Level, make_lock, make_rlock
@@ -210,7 +210,10 @@ class PartitionRegistry:
         return self.homes[name].path
 
     def topic_id(self, topic: str) -> uuid.UUID | None:
-        """Return the topic id in the first readable `partition.metadata` of a topic's partitions, or None."""
+        """Return the topic id in the first readable `partition.metadata` of a topic's partitions, or None.
+
+        Partitions in log directories of the store that are not open count, too.
+        """
         for name in self.partitions_of(topic):
             log_dir = self.homes.get(name)
             if log_dir is not None and log_dir.failure is None:
@@ -219,7 +222,22 @@ class PartitionRegistry:
                 topic_id = read_topic_id(log_dir.disk, path)
                 if topic_id is not None:
                     return topic_id
+        for path in filter(self.disk.exists, self.missing_log_dirs):
+            for found in names.partitions_of(topic, os.listdir(path)):
+                topic_id = read_topic_id(self.disk, path / found.directory)
+                if topic_id is not None:
+                    return topic_id
         return None
+
+    def check_absent(self, name: str) -> None:
+        """Raise `InvalidStore` if a log directory of the store that is not open has a partition of this name."""
+        for path in self.missing_log_dirs:
+            if self.disk.exists(path / name):
+                here = " ".join(str(log_dir.path) for log_dir in self.log_dirs)
+                raise InvalidStore(
+                    f"{path / name}: exists, but its log directory is not open; name the log directories together, "
+                    f"as in '{here} {path}'"
+                )
 
     @contextmanager
     def doing(self, what: str, name: str, total_bytes: int = 0) -> Iterator[BackgroundOperation]:
@@ -233,6 +251,14 @@ class PartitionRegistry:
             yield work
         finally:
             self.background.remove(work)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every log directory of the store is open and was listed, so that an unknown partition was deleted.
+
+        Otherwise an unknown partition may be in a log directory that is not open.
+        """
+        return not self.missing_log_dirs and all(each.is_known for each in self.log_dirs)
 
     @property
     def working(self) -> list[LogDir]:

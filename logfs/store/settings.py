@@ -176,6 +176,11 @@ class Settings:
             self.broker_overrides, self.broker_config = broker, config
             self._topics[topic] = overrides
 
+    def check_removable(self, topic: str) -> None:
+        """Raise the errors of `_check_log_dirs` if a topic has overrides, and `remove_topic` would leave a copy."""
+        if self.topic_overrides(topic):
+            self._check_log_dirs(_topic_file(topic))
+
     def remove_topic(self, topic: str) -> None:
         """Remove the overrides of a deleted topic, so that a later topic of that name has the defaults."""
         with self._lock:

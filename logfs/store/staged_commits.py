@@ -404,8 +404,9 @@ class Commits:
             self._change_parts(name, lambda part: replace(part, done=True))
 
     def _check_log_dir_open(self, home: LogDir, part: CommitPart) -> None:
-        """Raise `CommitPending` if the log directory that the partition of `part` was in was not opened."""
-        if part.log_dir and part.log_dir not in [str(known.path) for known in self._known]:
+        """Raise `CommitPending` if the log directory that the partition of `part` was in was not opened or listed."""
+        known = [str(log_dir.path) for log_dir in self._registry.log_dirs if log_dir.is_known]
+        if part.log_dir and part.log_dir not in known:
             raise CommitPending(
                 f"{home.path}: an unfinished commit must still write to {part.partition} in {part.log_dir}, which is "
                 "not open; open both log directories together to finish the commit"

@@ -20,7 +20,7 @@ from logfs.errors import (
 from logfs.format.base import names
 from logfs.format.files import checkpoint
 from logfs.log import recovery
-from logfs.log.append.partition import LEADER_EPOCH, Partition
+from logfs.log.append.partition import LEADER_EPOCH, Partition, writable
 from logfs.log.disk.bucket_path import BucketPath, as_path
 from logfs.log.disk.disk import Disk, ReadOnlyDisk
 from logfs.log.follow.live_partition import LivePartition
@@ -293,8 +293,9 @@ class Store:
         setting `logfs.mirror.source`, and the topic's id in that cluster. The partition then gets this id, and no
         leader epoch until its first batch is appended.
 
-        Raises `InvalidName`, `PartitionExists`, `NotWritable`, `PartitionFailed` in a closed store, `OSError`, such
-        as `LogDirFailed`, and the errors of `Commits.forget_partition` and `Groups.forget`.
+        Raises `InvalidName`, `PartitionExists`, `NotWritable`, `PartitionFailed` in a closed store, `InvalidStore` if
+        the partition is in a log directory that is not open, `OSError`, such as `LogDirFailed`, and the errors of
+        `Commits.forget_partition` and `Groups.forget`.
         """
         parsed = names.parse_directory(name)
         self._check_writable(name)
@@ -305,6 +306,7 @@ class Store:
             # An earlier partition of that name may have left unfinished commits and, if its deletion was interrupted,
             # committed offsets.
             self.commits.forget_partition(name)
+            self.registry.check_absent(name)
             if parsed.topic != GROUPS_TOPIC:
                 self.groups.forget_partition(name)
         with self.registry.lock:
@@ -330,6 +332,11 @@ class Store:
         disk.mkdir(path)
         try:
             topic_id = self.registry.topic_id(topic)
+            for each in () if topic_id or mirrored_id else self.registry.partitions_of(topic):
+                failure = self.registry.homes[each].failure
+                if failure is not None:
+                    # The topic has an id, which cannot be read now.
+                    raise failure
             # A deleted partition of that name may have left remote segments with the same topic id: delete these.
             self.tiered.forget_partition(topic_id, name.directory)
             topic_id = mirrored_id or topic_id or checkpoint.random_uuid()
@@ -372,7 +379,8 @@ class Store:
         Until then `undelete` can restore the partition. The committed offsets of consumer groups for the partition
         are removed, too, and with the last partition of a topic also the topic's settings. Raises `UnknownPartition`,
         `NotWritable`, the error that keeps the partition offline, `InvalidStore` if a partition of
-        `__consumer_offsets` is in a log directory of the store that was not opened, and, with `only_empty`,
+        `__consumer_offsets` or the settings to remove are in a log directory of the store that was not opened,
+        `LogDirFailed` if the settings cannot be removed from a failed one, and, with `only_empty`,
         `PartitionNotEmpty` if the partition has records.
         """
         self._check_writable(name)
@@ -382,12 +390,14 @@ class Store:
         """Restore a deleted partition, and return it. This is possible until `file.delete.delay.ms` has passed.
 
         The records, the log start and the committed offsets of groups are restored, and, if the topic has no other
-        partition, also the topic's settings. Raises `UnknownPartition` if the partition cannot be restored,
-        `PartitionExists`, `InvalidStore` if a new topic has the name of the partition's topic, `NotWritable`, and the
-        errors of a load.
+        partition, also the topic's settings. Transactions that have ended meanwhile are aborted in the partition.
+        Raises `UnknownPartition` if the partition cannot be restored, `PartitionExists`, `InvalidStore` if a new
+        topic has the name of the partition's topic, `NotWritable`, and the errors of a load and of an append.
         """
         self._check_writable(name)
-        return self.deleter.undelete(name)
+        restored = self.deleter.undelete(name)
+        self.transactions.settle(writable(restored))
+        return restored
 
     def truncate(self, name: str, offset: int, *, mirror_of: str | None = None) -> bool:
         """Remove the records of a partition at or above an offset irrevocably; return whether anything changed.
@@ -636,7 +646,7 @@ class Store:
         for_each(close, sorted(partitions), threads=_CLOSING_THREADS)
         homes = self.registry.homes
         dirty = {homes[name] for name in (*failed, *list(self.offline))}
-        dirty.update(list(self.checkpoints.unfinished.values()))
+        dirty.update(home for home, _ in list(self.checkpoints.unfinished.values()))
         # With a partition that was not loaded, a log directory is clean only if it was clean when it was opened.
         for name, home in homes.copy().items():
             if name not in self.registry.partitions and not home.clean:

@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import logging
 import os
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from logfs.errors import (
     Corrupt,
     InvalidName,
     InvalidProducerEpoch,
+    InvalidStore,
     InvalidTransactionState,
     LogfsError,
     NotWritable,
@@ -212,13 +213,47 @@ class Transactions:
         return self._write(state._replace(partitions=()), _PREPARED[state.status], durable=False)
 
     def _logs(self, state: TransactionState) -> list[Partition]:
-        """Return the partitions of a transaction that still exist. Raises the error of one that is offline."""
+        """Return the partitions of a transaction that were not deleted.
+
+        Raises the error of one that is offline, and `InvalidStore` if one may be in a log directory that is not open.
+        """
         found = []
         for name in state.partitions:
             self._registry.include(name.directory)
-            with suppress(UnknownPartition):
+            try:
                 found.append(self._registry.writable(name.directory))
+            except UnknownPartition:
+                if not self._registry.is_whole:
+                    raise InvalidStore(
+                        f"transactional id {state.transactional_id!r}: its transaction has records in "
+                        f"{name.directory}, which may be in a log directory that is not open; open all log "
+                        "directories together"
+                    ) from None
         return found
+
+    def settle(self, log: Partition) -> None:
+        """Abort the transactions in a partition that have ended without it, because it was deleted meanwhile.
+
+        `log` is the partition, which has been restored. Its records of these transactions were never committed.
+        Raises the errors of an append.
+        """
+        with self._registry.disk.hold(self._lock):
+            if not log.producers.open_transactions():
+                return
+            by_producer = {state.producer_id: state for state in self._states().values()}
+            for producer_id in log.producers.open_transactions():
+                state = by_producer.get(producer_id)
+                if state is None or log.name in state.partitions:
+                    # A broker's producer of an unknown state, or a transaction that has not ended.
+                    continue
+                producer = log.producers[producer_id]
+                log.end_transaction(
+                    producer_id,
+                    producer.epoch,
+                    commit=False,
+                    coordinator_epoch=max(producer.coordinator_epoch, 0),
+                )
+            log.flush()
 
     def _write(
         self, state: TransactionState, status: TransactionStatus, *, durable: bool

@@ -6,7 +6,7 @@ import errno
 import json
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import orjson
 import pytest
@@ -510,6 +510,19 @@ def test_a_visible_part_of_a_pending_commit_is_not_made_again(log_dir: Path, clo
         assert store.commit("q", 0, []).already
 
 
+class Unlisted(Disk):
+    """A disk that fails to list one directory."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__()
+        self._directory = directory
+
+    def scan(self, path: Path) -> Any:
+        if path == self._directory:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return super().scan(path)
+
+
 def test_a_commit_over_two_directories_waits_for_both(tmp_path: Path, clock: Clock) -> None:
     """A store with one of the directories serves its partitions, and refuses commits with the reason.
 
@@ -541,6 +554,9 @@ def test_a_commit_over_two_directories_waits_for_both(tmp_path: Path, clock: Clo
             store.create("b-0")
     with Store(dirs[1], clock=clock) as store:
         assert values(store, "b-0") == []
+    for path in dirs:
+        # A directory that cannot be listed, because its disk fails, may have its partition.
+        Store(dirs, clock=clock, disk=Unlisted(path)).close()
     with Store(dirs, clock=clock) as store:
         assert values(store, "a-0") == [b"meanwhile", b"1"]
         assert values(store, "b-0") == [b"2"]

@@ -17,7 +17,7 @@ import orjson
 import pytest
 
 from logfs.cli import main
-from logfs.errors import InvalidName, InvalidSetting, NotWritable, PartitionFailed
+from logfs.errors import InvalidName, InvalidSetting, LogfsError, NotWritable, PartitionFailed
 from logfs.format.batches.record import Record
 from logfs.format.text.rendering import View
 from logfs.log.disk.disk import Disk
@@ -354,6 +354,36 @@ def test_the_next_opening_completes_a_move_whose_renames_failed(
         assert store[NAME].log_start_offset == 13
         assert store.registry.home(NAME) == log_dirs[1]
     assert directories(log_dirs) == {"one/a-0-delete", "two/a-0"}
+
+
+def test_a_log_directory_that_fails_during_the_renames_of_a_move(
+    log_dirs: list[Path], clock: Clock
+) -> None:
+    """The next opening completes the move, and records that were deleted before stay deleted."""
+
+    class FailingDisk(Disk):
+        is_swapped = False
+
+        def rename_unsynced(self, old: Path, new: Path) -> None:
+            super().rename_unsynced(old, new)
+            self.is_swapped |= new.name.endswith("-stray")
+
+        def sync_directory(self, path: Path) -> None:
+            if self.is_swapped and path == log_dirs[0]:
+                raise OSError(errno.EIO, "injected")
+            super().sync_directory(path)
+
+    store = Store(log_dirs, clock=clock, disk=FailingDisk())
+    before = content(fill(store))
+    with pytest.raises(LogfsError):
+        store.move(NAME, log_dirs[1])
+    with store.registry.lock:
+        store.checkpoints.write()
+    abandon(store)
+    with Store(log_dirs, clock=clock) as store:
+        assert content(store[NAME]) == before
+        assert store[NAME].log_start_offset == 13
+        assert store.registry.home(NAME) == log_dirs[1]
 
 
 def test_a_deletion_during_a_move_aborts_it(log_dirs: list[Path], clock: Clock) -> None:

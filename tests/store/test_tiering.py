@@ -90,6 +90,7 @@ def keys(
     return directory
 
 
+MINUTE = 61_000
 # How often a copy is killed at a random step.
 ROUNDS = 600 if DEEP else 30
 
@@ -1052,6 +1053,67 @@ def test_a_tiered_partition_is_moved(
         store.remote_log_manager.expire()
         assert list(partition.read()) == records
     with Store([log_dir, other], clock=clock) as store:
+        assert list(store["orders-0"].read()) == records
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_a_moved_partition_keeps_its_objects(
+    log_dir: Path, bucket: Path, tmp_path: Path, clock: Clock, *, is_killed: bool
+) -> None:
+    """The directory that it was moved from is removed while the one that it was moved to is not open."""
+    dirs = [log_dir, tmp_path / "other"]
+    store = Store(dirs, clock=clock)
+    fill(tiered(store, bucket))
+    for name in ("orders-0", *store.registry.partitions_of("__remote_log_metadata")):
+        if store.registry.home(name) != log_dir:
+            store.move(name, log_dir)
+    tier(store)
+    for name in store.registry.partitions_of("__remote_log_metadata"):
+        if store.registry.home(name) != log_dir:
+            store.move(name, log_dir)
+    clock.now_ms += MINUTE
+    store.upkeep()
+    there = objects(bucket)
+    records = list(store["orders-0"].read())
+    store.move("orders-0", dirs[1])
+    abandon(store) if is_killed else store.close()
+    with Store(log_dir, clock=clock) as alone:
+        for _ in range(3):
+            clock.now_ms += MINUTE
+            alone.upkeep()
+            alone.remote_log_manager.expire()
+    assert objects(bucket) == there
+    with Store(dirs, clock=clock) as store:
+        assert list(store["orders-0"].read()) == records
+
+
+@pytest.mark.parametrize("moves", [True, False])
+def test_a_partition_that_comes_back_keeps_its_objects(
+    log_dir: Path, bucket: Path, tmp_path: Path, clock: Clock, *, moves: bool
+) -> None:
+    """The removal of a directory that it was in before is not the end of its deletion."""
+    dirs = [log_dir, tmp_path / "other"]
+    with Store(dirs, clock=clock) as store:
+        fill(tiered(store, bucket, file_delete_delay_ms=MINUTE))
+        store.create("orders-1")
+        tier(store)
+        there, records = objects(bucket), list(store["orders-0"].read())
+        if moves:
+            store.move("orders-0", dirs[store.registry.home("orders-0") == log_dir])
+        else:
+            store.delete("orders-0")
+            store.undelete("orders-0")
+            store.delete("orders-1")
+        clock.now_ms += MINUTE - 10_000
+        store.delete("orders-0")
+        clock.now_ms += 20_000
+        store.upkeep()
+        store.remote_log_manager.expire()
+        store.undelete("orders-0")
+        clock.now_ms += MINUTE
+        store.upkeep()
+        store.remote_log_manager.expire()
+        assert {*there} <= {*objects(bucket)}
         assert list(store["orders-0"].read()) == records
 
 

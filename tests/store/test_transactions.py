@@ -181,6 +181,31 @@ def test_a_partition_that_is_deleted_meanwhile_holds_nothing_up(store: Store) ->
     assert committed(store["a-0"]) == [b"x"]
 
 
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_partition_that_is_deleted_and_comes_back_has_no_open_transaction(
+    store: Store, pair: tuple[Partition, Partition], *, commit: bool
+) -> None:
+    """What it has of a transaction that has ended without it is aborted; one that runs goes on in it."""
+    store.settings.set_topic("a", "file.delete.delay.ms", "60000")
+    ended = store.transactions.begin("ended")
+    ended.append("a-0", [b"gone"])
+    ended.append("b-0", [b"there"])
+    running = store.transactions.begin("running")
+    running.append("a-0", [b"later"])
+    store.delete("a-0")
+    ended.commit() if commit else ended.abort()
+    first = store.undelete("a-0")
+    assert first.last_stable_offset == 1
+    running.commit()
+    assert committed(first) == [b"later"]
+    assert committed(pair[1]) == ([b"there"] if commit else [])
+    with_first = store.transactions.begin("ended")
+    with_first.append("a-0", [b"next"])
+    with_first.commit()
+    assert committed(first) == [b"later", b"next"]
+    assert first.last_stable_offset == first.log_end_offset
+
+
 def test_what_a_process_leaves_open_is_aborted_by_the_next(log_dir: Path, clock: Clock) -> None:
     """After a clean close and after a kill, an open transaction is aborted, and a new one with its id begins."""
     for clean in (True, False):

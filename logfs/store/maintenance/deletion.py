@@ -128,6 +128,8 @@ class Deleter(Maintenance):
         with registry.lock:
             if registry.written().get(name) is not partition:
                 raise registry.offline.get(name) or UnknownPartition(f"{name}: no such partition")
+            if registry.partitions_of(partition.topic) == [name]:
+                registry.settings.check_removable(partition.topic)
             home, now_ms = registry.homes[name], registry.clock()
             kept = Deletion(
                 name,
@@ -180,7 +182,7 @@ class Deleter(Maintenance):
         partition of the same name.
         """
         registry = self._registry
-        if registry.missing_log_dirs or not all(each.is_known for each in registry.log_dirs):
+        if not registry.is_whole:
             return
         homes = {log_dir.path: log_dir for log_dir in registry.working}
         for path in list(registry.deletions):

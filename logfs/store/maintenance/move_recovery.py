@@ -155,6 +155,8 @@ def _remove_original(
     try:
         if _is_noted(home, final, path):
             doomed = path.with_name(names.deleted_directory(name, names.unique_part(path.name)))
+            # As after a move that was not interrupted (`Mover`).
+            log_dir.disk.unlink(path / names.PARTITION_METADATA)
             log_dir.disk.rename(path, doomed)
             registry.deletions[doomed] = registry.clock()
             home.disk.unlink(final / MOVED)

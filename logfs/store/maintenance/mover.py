@@ -193,7 +193,7 @@ class Mover(Maintenance):
                 target.disk.rename(copy.directory, target.path / name)
                 left = copy.take_over(target.path / name)
             except BaseException as error:
-                self._checkpoints.unfinished[name] = target
+                self._checkpoints.unfinished[name] = target, partition
                 why = str(error) or "interrupted"
                 partition.failure = PartitionFailed(
                     f"{name}: its move to {target.path} is unfinished ({why}); close the store (or unmount) and open "
@@ -225,6 +225,9 @@ class Mover(Maintenance):
         unique = names.unique_part(stray.name)
         doomed = source.path / names.deleted_directory(partition.name, unique)
         try:
+            # Without its topic id, the directory is not taken for that of a deleted partition, whose remote segments
+            # are deleted with it.
+            source.disk.unlink(stray / names.PARTITION_METADATA)
             with registry.disk.naming:
                 source.disk.rename_unsynced(stray, doomed)
                 relocate(left, doomed)

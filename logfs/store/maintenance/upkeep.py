@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from logfs.errors import LogfsError
 from logfs.format.base import names
+from logfs.format.tiered.metadata_record import TOPIC as METADATA_TOPIC
 from logfs.log.partition_copy import remove_directory
 from logfs.log.segment.segment_writer import is_roll_overdue
 from logfs.store.directory.topic_id import read_topic_id
@@ -208,26 +209,40 @@ class Upkeep(Maintenance):
                 return
             # From here on, the partition cannot be restored.
             self._registry.deletions[path] = 0
-        self._forget_remote(disk, path)
+        if not self._forget_remote(disk, path):
+            return
         if remove_directory(disk, path, self._mover.still_read(path)):
             del self._registry.deletions[path]
             logger.info("%s: removed", path)
 
-    def _forget_remote(self, disk: Disk, path: Path) -> None:
+    def _forget_remote(self, disk: Disk, path: Path) -> bool:
         """Record that the remote segments of the partition in a `-delete` directory are to be deleted.
 
-        Nothing is recorded if the partition still exists, as after a move.
+        Nothing is recorded if the partition exists, or is in another `-delete` directory, too, as if it was created
+        and deleted again: the last of these directories decides. Returns False if the partition may exist in a log
+        directory that is not open; its `-delete` directory must then stay.
         """
-        name = names.classify_directory(path.name)[1]
+        registry, name = self._registry, names.classify_directory(path.name)[1]
         topic_id = read_topic_id(disk, path)
-        home = self._registry.homes.get(name.directory)
-        if home is None:
-            # The partition may still exist in a log directory that could not be read.
-            is_deleted = all(each.is_known for each in self._registry.log_dirs)
-        else:
-            is_deleted = topic_id != read_topic_id(home.disk, home.path / name.directory)
-        if is_deleted:
+        if topic_id is None:
+            # The old directory of a moved partition has no topic id.
+            return True
+        if name.directory not in registry.homes and not registry.is_whole:
+            return not registry.partitions_of(METADATA_TOPIC)
+        places = {log_dir.path: log_dir.disk for log_dir in registry.working}
+        others = [
+            each
+            for each in registry.deletions.copy()
+            if each != path
+            and each.parent in places
+            and names.classify_directory(each.name)[1] == name
+        ]
+        home = registry.homes.get(name.directory)
+        if home is not None:
+            others.append(home.path / name.directory)
+        if all(read_topic_id(places[each.parent], each) != topic_id for each in others):
             self._tiered.forget_partition(topic_id, name.directory)
+        return True
 
 
 def update_key_indexes(registry: PartitionRegistry) -> None:
