@@ -305,6 +305,15 @@ class Logs:
         self.store.close()
         self.store = self.open(recover=self.chance.random() < 0.3)
 
+    def alone(self, name: str) -> None:
+        """Open the log directory of a log alone for its upkeep, sometimes after a kill, and then both again."""
+        (abandon if self.chance.random() < 0.5 else Store.close)(self.store)
+        with Store(self.home(name), clock=self.clock) as store:
+            store.upkeep()
+            if COMPACTED in store:
+                self.note_compaction(COMPACTED, store)
+        self.store = self.open()
+
     def kill(self, name: str) -> None:
         """Leave the store as a killed process does, and open it again; sometimes twice."""
         for _ in range(self.chance.randrange(1, 3)):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from logfs.cli import main
+from logfs.errors import OffsetOutOfRange
 from logfs.format.text.rendering import View
 from logfs.log.read.merged_text import MergedText
 from logfs.log.read.read_committed import Isolation
@@ -74,7 +75,21 @@ class Everything(Logs):
 
     def truncate(self, name: str) -> None:
         super().truncate(name)
-        self.forget_texts(name)
+        self.texts = [each for each in self.texts if each[1] != name]
+        for topic, opened, known in self.merged_texts:
+            # Sometimes look at a text between the truncation and the next append, sometimes only later.
+            if topic == topic_of(name) and self.chance.random() < 0.5:
+                self._read_merged(opened, known)
+
+    def _read_merged(self, opened: MergedText, known: bytes) -> bytes | None:
+        """Return what an open text of a topic has now; None if a record that was read of it was cut off."""
+        try:
+            read = opened.read(0, 1 << 22)
+        except OffsetOutOfRange:
+            assert opened.size == len(known)
+            return None
+        assert (len(read), read[: len(known)]) == (opened.size, known)
+        return read
 
     def recreate(self, name: str) -> None:
         super().recreate(name)
@@ -97,6 +112,11 @@ class Everything(Logs):
 
     def reopen(self, name: str) -> None:
         super().reopen(name)
+        self.forget_texts()
+
+    def alone(self, name: str) -> None:
+        self.still.now_ms += 600_000
+        super().alone(name)
         self.forget_texts()
 
     def kill(self, name: str) -> None:
@@ -146,11 +166,12 @@ class Everything(Logs):
         wanted = lines(merged(self.topic(name), isolation))
         text = MergedText([self.log(each).isolated(isolation) for each in names], View.LINES)
         assert (text.size, text.read(0, 1 << 20)) == (len(wanted), wanted)
-        for number, (topic, opened, known) in enumerate(self.merged_texts):
-            read = opened.read(0, 1 << 22)
-            assert (len(read), read[: len(known)]) == (opened.size, known)
-            self.merged_texts[number] = topic, opened, read
-        self.merged_texts = [*self.merged_texts[-3:], (topic_of(name), text, wanted)]
+        read = [
+            (topic, opened, self._read_merged(opened, known))
+            for topic, opened, known in self.merged_texts
+        ]
+        whole = [(topic, opened, known) for topic, opened, known in read if known is not None]
+        self.merged_texts = [*whole[-3:], (topic_of(name), text, wanted)]
 
     def splits(self, name: str) -> None:
         isolation = self.chance.choice([*Isolation])
@@ -219,6 +240,7 @@ CHANGES: Changes = {
     "recreate": (LOGS, Everything.recreate, None),
     "undelete": (LOGS, Everything.undelete, None),
     "reopen": (LOGS, Everything.reopen, None),
+    "alone": (LOGS, Everything.alone, None),
     "kill": (LOGS, Everything.kill, None),
     "restore": (LOGS, Everything.restore, None),
 }
@@ -237,7 +259,7 @@ OBSERVERS: dict[str, Deed] = {
 }
 WEIGHTS = {"append": 6, "send": 5, "end": 4, "roll": 2, "recreate": 0.3}
 # What opens stores takes far longer than the others.
-WEIGHTS |= {"undelete": 0.3, "reopen": 0.3, "kill": 0.3, "restore": 0.1}
+WEIGHTS |= {"undelete": 0.3, "reopen": 0.3, "alone": 0.3, "kill": 0.3, "restore": 0.1}
 RARE = {"copy": 0.03, "audit": 0.05, "bucket-alone": 0.1, "cold": 0.2, "command": 0.2}
 pairs = Pairs(CHANGES, OBSERVERS)
 
