@@ -152,6 +152,15 @@ class PartitionRegistry:
         """Return a partition for changes. Raises the errors of `self[name]`; in a read-only store, `NotWritable`."""
         return writable(self[name])
 
+    def check_current(self, partition: Log) -> None:
+        """Raise `UnknownPartition` if the partition was deleted, even if another one has its name by now.
+
+        Raises the error that keeps the partition offline, if it is offline.
+        """
+        name = partition.name.directory
+        if self[name] is not partition:
+            raise UnknownPartition(f"{name}: the partition was deleted")
+
     def written(self) -> dict[str, Partition]:
         """Return the loaded partitions that this process may change, by name; none in a read-only store."""
         loaded = self.partitions.copy().items()

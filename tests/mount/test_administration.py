@@ -273,6 +273,39 @@ def test_deleted_under_open_handles(shared: Mount, topic: Path) -> None:
         assert (again / "records").read_bytes() == b"c\n"
 
 
+def test_open_files_of_a_deleted_partition_change_nothing(shared: Mount, topic: Path) -> None:
+    """Writes to them fail with ENOENT, whether or not a new partition has the name, which stays as it is."""
+    whole_topic = shared.path / "topics" / topic.name.removesuffix("-0")
+    (topic / "append").write_bytes(b"a\n")
+    (topic / "groups/billing").write_text("1")
+    writes = {
+        topic / "log-start-offset": b"-1",
+        topic / "ctl": b"pause",
+        topic / "config/retention.ms": b"1000",
+        topic / "groups/billing": b"2",
+        whole_topic / "config/retention.ms": b"1000",
+        whole_topic / "groups/billing": b"0 2",
+    }
+    opened = {path: os.open(path, os.O_WRONLY) for path in writes}
+    try:
+        ask(shared.path, Delete(topic.name))
+        for is_created_again in (False, True):
+            if is_created_again:
+                ask(shared.path, Create(topic.name))
+                (topic / "append").write_bytes(b"b\nc\n")
+                (topic / "groups/billing").write_text("1")
+            for path, data in writes.items():
+                with refuses(errno.ENOENT):
+                    os.write(opened[path], data)
+            assert not list(shared.log_dirs[0].glob(f"{whole_topic.name}@p"))
+    finally:
+        for fd in opened.values():
+            os.close(fd)
+    assert (topic / "records").read_bytes() == b"b\nc\n"
+    assert (topic / "groups/billing").read_text() == "1\n"
+    assert "paused" not in (topic / "ctl").read_text()
+
+
 def test_a_path_leads_to_the_new_partition_at_once(shared: Mount, topic: Path) -> None:
     """Once commands have deleted and created a partition, no name leads to the deleted one."""
 

@@ -37,7 +37,7 @@ class TopicConfigDirectory(PartitionFolder):
     def find(self, name: str) -> Node | None:
         if name not in TOPIC_SETTINGS:
             return None
-        settings = self.context.store.settings
+        registry, settings = self.context.store.registry, self.context.store.settings
         topic = self.partition.topic
 
         def read() -> bytes:
@@ -45,6 +45,8 @@ class TopicConfigDirectory(PartitionFolder):
             return value_in_force(name, overrides, settings.broker_overrides).encode() + b"\n"
 
         def write(text: str) -> None:
+            # The settings are found by the topic's name, which another topic may have by now.
+            registry.check_current(self.partition.log)
             settings.set_topic(topic, name, text or None)
 
         def changed_ns() -> int:

@@ -275,18 +275,23 @@ class GroupHandle(Handle):
         """Commit the offsets in `data`: numbers, `earliest`, `latest`, or times such as `@1638100400000`.
 
         All offsets are committed, or none. Raises `OSError`: EINVAL if `data` is not UTF-8, ERANGE for an offset
-        outside of the log. Raises `InvalidName` for any other text, and the errors of `Groups.commit_all`.
+        outside of the log. Raises `InvalidName` for any other text, `UnknownPartition` if a partition was deleted,
+        and the errors of `Groups.commit_all`.
         """
         folder, group = self._file.folder, self._file.group
-        groups = self._file.context.store.groups
+        store = self._file.context.store
+        groups = store.groups
         try:
             text = data.decode()
         except UnicodeDecodeError:
             raise refuse(errno.EINVAL, f"{self._file.path}: the value is not UTF-8") from None
         try:
+            parsed = folder.parse(text)
+            for each in parsed:
+                # The commits are found by the partitions' names, which other partitions may have by now.
+                store.registry.check_current(each.log)
             offsets = {
-                each.name.directory: resolve_offset(each, words)
-                for each, words in folder.parse(text).items()
+                each.name.directory: resolve_offset(each, words) for each, words in parsed.items()
             }
             groups.commit_all(group, offsets)
         except OffsetOutOfRange as error:

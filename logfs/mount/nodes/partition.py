@@ -156,7 +156,10 @@ class PartitionDirectory(PartitionAccess, DirectoryNode):
             raise InvalidName(
                 f"{text[:40]!r} is not an offset: write the first offset to keep, or -1 for the log end"
             )
-        self.context.store.delete_records(self.partition.name.directory, int(text))
+        store = self.context.store
+        # `delete_records` finds the partition by its name, which another partition may have by now.
+        store.registry.check_current(self.partition)
+        store.delete_records(self.name, int(text))
 
     def _doing(self) -> bytes:
         """Return lines of text: what the background work (compaction, moves …) does with the partition."""
