@@ -201,12 +201,8 @@ class Store(Mapping[str, Partition]):
         `NotWritable` and `OSError`.
         """
         engine = self._for_writing(checked_name("the name of a topic", name))
-        made = engine.topic(name)
-        made.missing(checked_number("partitions", partitions))
-        engine.settings.change_topic(
-            name, {each.replace("_", "."): str(to) for each, to in settings.items()}
-        )
-        made.create(partitions)
+        texts = {each.replace("_", "."): str(to) for each, to in settings.items()}
+        engine.topic(name).create(checked_number("partitions", partitions), texts)
         return Topic(self, name)
 
     def topic(self, name: str) -> Topic:

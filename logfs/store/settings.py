@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -70,7 +71,7 @@ class Settings:
         self.broker_overrides = self._read(BROKER_FILE, broker_setting)
         # The broker-level settings in force, except those that are only defaults for topics.
         self.broker_config = BrokerConfig.resolve(self.broker_overrides)
-        # Incremented by `change_topic` and `change_broker`, so that callers can tell that settings have changed.
+        # Incremented by each change of a topic or of the broker level, so that callers can tell that one was made.
         self.version = 0
         # When this process removed a settings file, by file name (ns since the epoch): no mtime shows a removal.
         self._removed_ns: dict[str, int] = {}
@@ -117,6 +118,36 @@ class Settings:
             self._check_log_dirs(_topic_file(topic))
             self._write(_topic_file(topic), overrides)
             self._topics[topic] = overrides
+            self.version += 1
+
+    @contextmanager
+    def changing(self, topic: str, changes: Mapping[str, str | None]) -> Iterator[None]:
+        """Change settings of a topic for the work in this context, and undo the change if that work fails.
+
+        Raises the errors of `change_topic` before the work. If another thread changes the topic meanwhile, nothing is
+        undone. If the former settings cannot be written back, an error is logged, and the work's error is raised.
+        """
+        before = self.topic_overrides(topic)
+        self.change_topic(topic, changes)
+        after = self.topic_overrides(topic)
+        try:
+            yield
+        except (LogfsError, OSError):
+            if after is not before:
+                self._undo(topic, before, after)
+            raise
+
+    def _undo(self, topic: str, before: Mapping[str, str], after: Mapping[str, str]) -> None:
+        """Make the overrides of a topic `before` again, if they are still `after`. An `OSError` is logged."""
+        with self._lock:
+            if self.topic_overrides(topic) is not after:
+                return
+            try:
+                self._write(_topic_file(topic), before)
+            except OSError as error:
+                logger.error("topic %s: its former settings cannot be restored: %s", topic, error)
+                return
+            self._topics[topic] = before
             self.version += 1
 
     def _check_change(self, topic: str, config: LogConfig, broker: BrokerConfig) -> None:

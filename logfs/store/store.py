@@ -25,6 +25,7 @@ from logfs.log.disk.bucket_path import BucketPath, as_path
 from logfs.log.disk.disk import Disk, ReadOnlyDisk
 from logfs.log.follow.live_partition import LivePartition
 from logfs.log.partition_copy import remove_directory
+from logfs.setting import MIRROR_SOURCE
 from logfs.store.checkpoints import Checkpoints
 from logfs.store.directory.log_dir import PATIENCE_SECONDS, FirstError, whole_store
 from logfs.store.directory.recognition import check_log_dirs
@@ -283,6 +284,21 @@ class Store:
         """Return a partition for changes. Raises the errors of `store[name]`; in a read-only store, `NotWritable`."""
         return self.registry.writable(name)
 
+    def check_creatable(self, name: str, *, mirror_of: str = "") -> None:
+        """Raise the error with which `create` would refuse a partition, before the caller changes anything for it.
+
+        Raises `InvalidName`, `PartitionExists`, `NotWritable`, `StoreClosed`, and `InvalidStore` if the partition is
+        in a log directory that is not open.
+        """
+        topic = names.parse_directory(name).topic
+        self._check_writable(name)
+        source = self.settings.topic_overrides(topic).get(MIRROR_SOURCE, "")
+        if source not in ("", mirror_of):
+            raise NotWritable.of_mirror(name, source)
+        if name in self.registry.homes:
+            raise PartitionExists(f"{name}: the partition exists")
+        self.registry.check_absent(name)
+
     def create(
         self, name: str, *, mirror_of: str = "", mirrored_id: uuid.UUID | None = None
     ) -> Partition:
@@ -293,22 +309,16 @@ class Store:
         setting `logfs.mirror.source`, and the topic's id in that cluster. The partition then gets this id, and no
         leader epoch until its first batch is appended.
 
-        Raises `InvalidName`, `PartitionExists`, `NotWritable`, `PartitionFailed` in a closed store, `InvalidStore` if
-        the partition is in a log directory that is not open, `OSError`, such as `LogDirFailed`, and the errors of
-        `Commits.forget_partition` and `Groups.forget`.
+        Raises the errors of `check_creatable`, `OSError`, such as `LogDirFailed`, `InvalidSetting` if the settings of
+        the topic contradict each other, and the errors of `Commits.forget_partition` and `Groups.forget`.
         """
+        self.check_creatable(name, mirror_of=mirror_of)
         parsed = names.parse_directory(name)
-        self._check_writable(name)
-        source = self.settings.log_config(parsed.topic).logfs_mirror_source
-        if source not in ("", mirror_of):
-            raise NotWritable.of_mirror(name, source)
-        if name not in self.registry.homes:
-            # An earlier partition of that name may have left unfinished commits and, if its deletion was interrupted,
-            # committed offsets.
-            self.commits.forget_partition(name)
-            self.registry.check_absent(name)
-            if parsed.topic != GROUPS_TOPIC:
-                self.groups.forget_partition(name)
+        # An earlier partition of that name may have left unfinished commits and, if its deletion was interrupted,
+        # committed offsets.
+        self.commits.forget_partition(name)
+        if parsed.topic != GROUPS_TOPIC:
+            self.groups.forget_partition(name)
         with self.registry.lock:
             if name in self.registry.homes:
                 raise PartitionExists(f"{name}: the partition exists")

@@ -71,14 +71,22 @@ class Topic:
             raise PartitionExists(f"{self.name}: all {partitions} partitions exist already")
         return missing
 
-    def create(self, partitions: int) -> Sequence[Partition]:
-        """Create the partitions that `missing` returns, and return them.
+    def create(
+        self, partitions: int, settings: Mapping[str, str] | None = None
+    ) -> Sequence[Partition]:
+        """Create the partitions that `missing` returns, after changing `settings` of the topic, and return them.
 
         The partition with the highest number is created first. So after a failure the lowest numbers are missing, and
         the topic refuses appends. If the highest numbers were missing, the topic would accept appends, and choose
-        wrong partitions for keys. Raises the errors of `missing` and `Store.create`.
+        wrong partitions for keys. After a failure, the topic has its former settings.
+
+        Raises the errors of `missing`, `Store.create` and `Settings.change_topic`.
         """
-        return [self._store.create(name) for name in reversed(self.missing(partitions))][::-1]
+        store, missing = self._store, self.missing(partitions)
+        # Check this before the settings are changed: retention would follow them at once in a mirrored topic.
+        store.check_creatable(missing[0])
+        with store.settings.changing(self.name, settings or {}):
+            return [store.create(name) for name in reversed(missing)][::-1]
 
     def delete(self, *, only_empty: bool = False) -> None:
         """Delete all partitions of the topic, its settings, and the offsets that groups committed for it.

@@ -233,6 +233,13 @@ def test_topics_have_settings_and_units(opened: logfs.Store) -> None:
     assert "u-0" not in opened
     with pytest.raises(logfs.PartitionExists):
         opened.create_topic("t", 3)
+    with pytest.raises(logfs.InvalidName):
+        opened.create_topic("t", 20_000, retention_ms="2d")
+    assert topic.settings["retention.ms"] == "604800000"
+    topic.settings["logfs.mirror.source"] = "cluster"
+    with pytest.raises(logfs.NotWritable):
+        opened.create_topic("t", 4, retention_ms="2d")
+    assert topic.settings["retention.ms"] == "604800000"
 
 
 def test_deletion_can_be_undone(opened: logfs.Store) -> None:

@@ -550,7 +550,7 @@ def test_a_commit_over_two_directories_waits_for_both(tmp_path: Path, clock: Clo
         store["a-0"].append([b"meanwhile"])
         with pytest.raises(CommitPending, match="is not open"):
             store.commit("q", 1, [])
-        with pytest.raises(CommitPending, match="is not open"):
+        with pytest.raises(InvalidStore, match="is not open"):
             store.create("b-0")
     with Store(dirs[1], clock=clock) as store:
         assert values(store, "b-0") == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import threading
 from collections import Counter
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from logfs.errors import (
     InvalidEnvelope,
     InvalidRecord,
+    NotWritable,
     PartitionExists,
     PartitionFailed,
     UnknownPartition,
@@ -29,7 +31,8 @@ from logfs.log.append.topic_framer import (
     TopicEnvelopeFramer,
     TopicLineFramer,
 )
-from logfs.log.disk.disk import WouldBlock
+from logfs.log.disk.disk import Disk, WouldBlock
+from logfs.store.admin.requests import Create, CreateTopic, Request
 from logfs.store.store import Store
 from tests.support.disks import event_loop
 from tests.support.stores import assert_clean, set_topic
@@ -306,3 +309,53 @@ def test_topics_are_created_and_deleted(store: Store) -> None:
         topic.append([b"x"])
     topic.delete()
     assert not topic.partitions
+
+
+CREATIONS = [
+    Create("orders-3", {"retention.ms": "1000"}),
+    CreateTopic("orders", 4, {"retention.ms": "1000"}),
+]
+
+
+def run(request: Request, store: Store) -> None:
+    """Execute a request to a store."""
+    request.run(store, lambda *_: None)
+
+
+@pytest.mark.parametrize("request_", CREATIONS, ids=lambda each: each.operation)
+def test_a_creation_that_is_refused_changes_no_setting(store: Store, request_: Request) -> None:
+    """Not even for a moment, in which retention would delete the records of a mirrored topic."""
+    set_topic(store, "orders", logfs_mirror_source="cluster")
+    version = store.settings.version
+    with pytest.raises(NotWritable, match="promote"):
+        run(request_, store)
+    assert store.settings.version == version
+    assert store.settings.topic_overrides("orders") == {"logfs.mirror.source": "cluster"}
+
+
+@pytest.mark.parametrize("before", [{}, {"retention.ms": "7000"}], ids=["none", "some"])
+@pytest.mark.parametrize("request_", CREATIONS, ids=lambda each: each.operation)
+def test_a_creation_that_fails_leaves_the_former_settings(
+    store: Store,
+    log_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request_: Request,
+    before: dict[str, str],
+) -> None:
+    """In force at once, and in the files."""
+    store.settings.change_topic("orders", before)
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EACCES, "not permitted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Disk, "mkdir", refuse)
+        with pytest.raises(PermissionError):
+            run(request_, store)
+    assert store.settings.topic_overrides("orders") == before
+    assert store["orders-0"].config.retention_ms == int(before.get("retention.ms", 604_800_000))
+    assert (log_dir / "orders@p").exists() == bool(before)
+    with Store(log_dir, read_only=True) as again:
+        assert again.settings.topic_overrides("orders") == before
+    run(request_, store)
+    assert store.settings.topic_overrides("orders") == {"retention.ms": "1000"}

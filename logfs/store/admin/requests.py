@@ -90,17 +90,19 @@ class PartitionRequest(Request):
 
 @dataclass(frozen=True)
 class Create(PartitionRequest, operation="create"):
-    """Create a partition, after changing the `settings` of its topic. The answer has the partition's `directory`."""
+    """Create a partition, after changing the `settings` of its topic. The answer has the partition's `directory`.
+
+    If the partition cannot be created, the topic has its former settings.
+    """
 
     settings: dict[str, str] = field(default_factory=dict)
 
     def run(self, store: Store, report: Report) -> Answer:
+        # Check this before any setting is changed, because the settings apply to the whole topic.
+        store.check_creatable(self.partition)
         topic = names.parse_directory(self.partition).topic
-        if self.partition in store.registry.homes:
-            # Check this before any setting is changed, because the settings apply to the whole topic.
-            raise PartitionExists(f"{self.partition}: the partition exists")
-        store.settings.change_topic(topic, self.settings)
-        return {"directory": str(store.create(self.partition).directory)}
+        with store.settings.changing(topic, self.settings):
+            return {"directory": str(store.create(self.partition).directory)}
 
 
 @dataclass(frozen=True)
@@ -135,10 +137,7 @@ class CreateTopic(Request, operation="create-topic"):
     settings: dict[str, str] = field(default_factory=dict)
 
     def run(self, store: Store, report: Report) -> Answer:
-        topic = store.topic(self.topic)
-        topic.missing(self.partitions)
-        store.settings.change_topic(self.topic, self.settings)
-        created = topic.create(self.partitions)
+        created = store.topic(self.topic).create(self.partitions, self.settings)
         return {"directories": [str(partition.directory) for partition in created]}
 
 
