@@ -225,9 +225,7 @@ class Store(Mapping[str, Partition]):
         The offsets that groups had committed for it are restored, too. Raises `UnknownPartition` if there is nothing
         to restore, `PartitionExists` if the partition was created again, and `InvalidStore` if the topic was.
         """
-        engine = self._for_writing(name)
-        for each in engine.deleter.deleted(name):
-            engine.undelete(each)
+        self._for_writing(name).undelete_all(name)
 
     # Groups.
 

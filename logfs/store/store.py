@@ -409,6 +409,20 @@ class Store:
         self.transactions.settle(writable(restored))
         return restored
 
+    def undelete_all(self, name: str) -> list[Log]:
+        """Restore the partitions that `Deleter.deleted` returns for `name`, and return them.
+
+        If one cannot be restored or loaded, the others are restored all the same. Then the first error is raised.
+        Raises the errors of `undelete`.
+        """
+        self._check_writable(name)
+        found, errors = [], FirstError()
+        for each in self.deleter.deleted(name):
+            with errors:
+                found.append(self.deleter.undelete(each))
+        errors.throw()
+        return found
+
     def truncate(self, name: str, offset: int, *, mirror_of: str | None = None) -> bool:
         """Remove the records of a partition at or above an offset irrevocably; return whether anything changed.
 

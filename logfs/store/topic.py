@@ -91,18 +91,19 @@ class Topic:
     def delete(self, *, only_empty: bool = False) -> None:
         """Delete all partitions of the topic, its settings, and the offsets that groups committed for it.
 
-        With `only_empty`, all partitions are checked for records before any is deleted. Raises the errors of
-        `Store.delete`.
+        If one of the partitions cannot be deleted, none is. With `only_empty`, all partitions are also checked for
+        records before any is deleted. Raises the errors of `Store.delete`.
         """
-        partitions = self.partitions
-        for partition in partitions if only_empty else ():
-            writable(partition).check_empty()
-        for partition in partitions:
-            self._store.delete(partition.name.directory, only_empty=only_empty)
+        found = self._store.registry.partitions_of(self.name)
+        for partition in [self._store.deleter.check_deletable(name) for name in found]:
+            if only_empty:
+                partition.check_empty()
+        for name in found:
+            self._store.delete(name, only_empty=only_empty)
 
     def undelete(self) -> Sequence[Log]:
-        """Restore the partitions of the deleted topic, with its settings. Raises the errors of `Store.undelete`."""
-        return [self._store.undelete(name) for name in self._store.deleter.deleted(self.name)]
+        """Restore the partitions of the deleted topic, with its settings (see `Store.undelete_all`)."""
+        return self._store.undelete_all(self.name)
 
     def append(self, records: Iterable[Value | Record]) -> list[tuple[int, int]]:
         """Append records to the partitions that Kafka's default partitioner chooses; return their offsets.

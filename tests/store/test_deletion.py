@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from logfs.errors import InvalidStore, NotWritable, PartitionExists, UnknownPartition
+from logfs.errors import Corrupt, InvalidStore, NotWritable, PartitionExists, UnknownPartition
 from logfs.format.batches.record import Record
 from logfs.format.text.rendering import View
 from logfs.log.disk.disk import Disk
+from logfs.store.admin.requests import Delete, Undelete
 from logfs.store.maintenance.deletion import Deleter, Deletion
 from logfs.store.store import Store
 from tests.support.examples import drawn
@@ -328,3 +329,55 @@ def test_a_damaged_file_brings_nothing_back(
     with Store(log_dir, clock=clock) as again:
         again.upkeep()
     assert not list(log_dir.glob("*-delete"))
+
+
+def damage(directory: Path) -> None:
+    """Damage a file of a partition, so that the partition cannot be loaded."""
+    (directory / "leader-epoch-checkpoint").write_bytes(b"damaged")
+
+
+@pytest.mark.parametrize(
+    "delete",
+    [
+        lambda store: Delete("orders").run(store, lambda *_: None),
+        lambda store: store.topic("orders").delete(),
+    ],
+    ids=["request", "topic"],
+)
+def test_a_topic_is_deleted_only_as_a_whole(
+    tmp_path: Path, clock: Clock, delete: Callable[[Store], object]
+) -> None:
+    """If one of its partitions cannot be deleted, because it is offline, none is."""
+    with Store(tmp_path, clock=clock) as store:
+        store.topic("orders").create(3)
+    damage(tmp_path / "orders-1")
+    with Store(tmp_path, clock=clock) as store:
+        with pytest.raises(Corrupt) as caught:
+            delete(store)
+        assert caught.value is store.offline["orders-1"]
+        assert store.registry.partitions_of("orders") == ["orders-0", "orders-1", "orders-2"]
+    assert not list(tmp_path.glob("*-delete"))
+
+
+@pytest.mark.parametrize(
+    "undelete",
+    [
+        lambda store: Undelete("orders").run(store, lambda *_: None),
+        lambda store: store.topic("orders").undelete(),
+    ],
+    ids=["request", "topic"],
+)
+def test_a_topic_comes_back_as_a_whole(
+    tmp_path: Path, clock: Clock, undelete: Callable[[Store], object]
+) -> None:
+    """If one of its partitions comes back damaged, and is offline, the others come back, too."""
+    with Store(tmp_path, clock=clock) as store:
+        store.topic("orders").create(3)
+        store.topic("orders").delete()
+        (path,) = tmp_path.glob("orders-1.*-delete")
+        damage(path)
+        with pytest.raises(Corrupt) as caught:
+            undelete(store)
+        assert list(store) == ["orders-0", "orders-2"]
+        assert store.offline == {"orders-1": caught.value}
+    assert not list(tmp_path.glob("*-delete"))

@@ -143,7 +143,7 @@ class CreateTopic(Request, operation="create-topic"):
 
 @dataclass(frozen=True)
 class Delete(Request, operation="delete"):
-    """Delete a partition or all partitions of a topic.
+    """Delete a partition or all partitions of a topic. If one of them cannot be deleted, none is.
 
     The answer has the former `directories` of the deleted partitions. Its `until_ms` has, in the same order, the time
     (ms since the epoch) until which each partition can be restored, or null if it cannot be restored. If a store is
@@ -155,7 +155,10 @@ class Delete(Request, operation="delete"):
 
     def run(self, store: Store, report: Report) -> Answer:
         directories, until_ms = [], []
-        for name in names.partitions_named(self.partition, store.registry.homes):
+        found = names.partitions_named(self.partition, store.registry.homes)
+        for name in found:
+            store.deleter.check_deletable(name)
+        for name in found:
             directories.append(str(store[name].directory))
             until_ms.append(store.deleter.delete(name))
         return {"directories": directories, "until_ms": until_ms}
@@ -163,12 +166,15 @@ class Delete(Request, operation="delete"):
 
 @dataclass(frozen=True)
 class Undelete(Request, operation="undelete"):
-    """Restore a deleted partition, or the partitions of a deleted topic. The answer has their `directories`."""
+    """Restore a deleted partition, or the partitions of a deleted topic. The answer has their `directories`.
+
+    If one of the partitions cannot be restored or loaded, the others are restored all the same.
+    """
 
     partition: str
 
     def run(self, store: Store, report: Report) -> Answer:
-        found = [store.undelete(name) for name in store.deleter.deleted(self.partition)]
+        found = store.undelete_all(self.partition)
         return {"directories": [str(partition.directory) for partition in found]}
 
 

@@ -113,6 +113,13 @@ class Deleter(Maintenance):
         # The deleted partitions that readers may still use, by the `-delete` directory of each.
         self._left: WeakValueDictionary[Path, Partition] = WeakValueDictionary()
 
+    def check_deletable(self, name: str) -> Partition:
+        """Return a partition if it can be deleted. Raises the errors of `Store.delete` without `only_empty`."""
+        partition = self._registry.writable(name)
+        if partition.topic != GROUPS_TOPIC:
+            self._groups.check_open()
+        return partition
+
     def delete(self, name: str, *, only_empty: bool = False) -> int | None:
         """Delete a partition, and return until when it can be restored (ms since the epoch), None if it cannot.
 
@@ -120,10 +127,9 @@ class Deleter(Maintenance):
         undeleted or restorable. Raises the errors of `Store.delete`.
         """
         registry = self._registry
-        partition = registry.writable(name)
+        partition = self.check_deletable(name)
         commits: Mapping[str, OffsetCommit] = {}
         if partition.topic != GROUPS_TOPIC:
-            self._groups.check_open()
             commits = self._groups.of(name)
         with registry.lock:
             if registry.written().get(name) is not partition:
