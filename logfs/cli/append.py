@@ -160,8 +160,8 @@ def _append(
                 appender.write(lines.finish())
             appender.finish()
     except PartitionFailed:
-        # The partition failed, and no line is at fault. Do not name a line from which to go on: if TARGET is a topic,
-        # later lines may already be in its other partitions.
+        # The partition failed, and no line is at fault, as after an `OSError`. Do not name a line from which to go
+        # on: if TARGET is a topic, later lines may already be in its other partitions.
         raise
     except LogfsError as error:
         number = appender.appended.count - before + 1

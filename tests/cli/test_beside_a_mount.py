@@ -18,7 +18,8 @@ import pytest
 from logfs.store.store import Store
 from tests.support.command_line import call, fails, ok
 from tests.support.mounts import Mount, refuses
-from tests.support.processes import wait_for
+from tests.support.processes import run, wait_for
+from tests.support.requirements import need_root
 from tests.support.stores import assert_clean
 
 if TYPE_CHECKING:
@@ -213,6 +214,33 @@ def slow(mount: Mount) -> Path:
 
 def _compacting(mount: Mount) -> bool:
     return bool(json.loads((mount.path / ".logfs/status.json").read_bytes())["background"])
+
+
+@pytest.mark.parametrize("is_mounted", [True, False], ids=["mounted", "alone"])
+@pytest.mark.parametrize("name", ["orders", "orders-0"], ids=["topic", "partition"])
+def test_a_full_disk_is_no_line_to_correct(tmp_path: Path, name: str, *, is_mounted: bool) -> None:
+    """No line is named: in a topic, lines after the first that failed may be in other partitions already."""
+    need_root()
+    lines = tmp_path / "lines"
+    lines.write_bytes((b"x" * 1000 + b"\n") * 20_000)
+    log_dir = tmp_path / "log"
+    log_dir.mkdir()
+    run("mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", log_dir)
+    try:
+        ok("create", log_dir / "orders", "-n", "3")
+        mount = Mount(tmp_path / "mnt", [log_dir])
+        if is_mounted:
+            mount.start()
+        try:
+            done = call("append", log_dir / name, "-f", lines)
+        finally:
+            mount.stop()
+        assert done.returncode == 1
+        assert done.stdout.startswith(b"orders")
+        assert done.stderr.endswith(b": No space left on device\n")
+        assert b", line " not in done.stderr
+    finally:
+        run("umount", log_dir)
 
 
 def test_ctrl_c_ends_a_long_request(mount: Mount, slow: Path) -> None:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 _NEWLINE = b"\n"
 _LAST_OFFSET = "user.logfs.last_offset"
 _ERRORS = ".logfs/errors"
+# The errnos that mean that the mount has refused a line. At any other errno, no line is at fault.
+_REFUSALS = frozenset({errno.EINVAL, errno.EMSGSIZE, errno.EROFS})
 
 
 class Appended:
@@ -205,10 +207,12 @@ class MountedAppender:
             raise self._reason(error) from None
 
     def _reason(self, error: OSError) -> LogfsError | OSError:
-        """Return a `LogfsError` with the reason that the mount's file `.logfs/errors` gives for `error`.
+        """Return an error with the reason that the mount's file `.logfs/errors` gives for `error`, if it gives one.
 
-        If that file gives none, return an `OSError` with the errno of `error` and the path of the append file.
+        This is a `LogfsError` if the mount has refused a line. Otherwise it is an `OSError` with the errno of `error`
+        and the path of the append file.
         """
+        text = error.strerror
         try:
             lines = (self._mounted / _ERRORS).read_text().split("\n")
         except (OSError, UnicodeError):
@@ -217,6 +221,8 @@ class MountedAppender:
             _, path, number, reason, *_ = [*line.split(" ", 3), "", "", ""]
             if path == self._name:
                 if reason and number == errno.errorcode.get(error.errno or 0):
-                    return LogfsError(reason)
+                    if error.errno in _REFUSALS:
+                        return LogfsError(reason)
+                    text = reason
                 break
-        return OSError(error.errno, error.strerror, f"{self._mounted}{self._name}")
+        return OSError(error.errno, text, f"{self._mounted}{self._name}")
