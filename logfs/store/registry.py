@@ -204,6 +204,18 @@ class PartitionRegistry:
             # Delete this entry last, so that readers find the name in at least one of the mappings.
             del self.unloaded[name]
 
+    def unload(self, unloaded: UnloadedPartition) -> None:
+        """Replace a loaded partition, which was closed, by one that its next use loads again.
+
+        Changes nothing if the partition is no longer loaded, because its log directory has failed.
+        """
+        name = unloaded.name.directory
+        with self._settling:
+            if name in self.partitions:
+                # Add this entry first, so that readers find the name in at least one of the mappings.
+                self.unloaded[name] = unloaded
+                del self.partitions[name]
+
     def forget(self, name: str) -> None:
         """Remove a partition from all mappings. If it is being loaded, `record_load` ignores the outcome later."""
         with self._settling:

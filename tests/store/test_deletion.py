@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from logfs.errors import Corrupt, InvalidStore, NotWritable, PartitionExists, UnknownPartition
+from logfs.errors import (
+    Corrupt,
+    InvalidStore,
+    NotWritable,
+    PartitionExists,
+    PartitionFailed,
+    UnknownPartition,
+)
 from logfs.format.batches.record import Record
 from logfs.format.text.rendering import View
 from logfs.log.disk.disk import Disk
@@ -381,3 +388,96 @@ def test_a_topic_comes_back_as_a_whole(
         assert list(store) == ["orders-0", "orders-2"]
         assert store.offline == {"orders-1": caught.value}
     assert not list(tmp_path.glob("*-delete"))
+
+
+def refuse_renames(patch: pytest.MonkeyPatch, number: int) -> None:
+    """Let the renames of deleted partitions fail with an errno that is no storage error."""
+    rename = Disk.rename_unsynced
+
+    def refuse(disk: Disk, old: Path, new: Path) -> None:
+        if new.name.endswith("-delete"):
+            raise OSError(number, "injected")
+        rename(disk, old, new)
+
+    patch.setattr(Disk, "rename_unsynced", refuse)
+
+
+@pytest.mark.parametrize("number", [errno.EBUSY, errno.EACCES, errno.ENOSPC])
+@pytest.mark.parametrize("is_clean", [True, False], ids=["clean", "crashed"])
+def test_a_partition_that_cannot_be_renamed_stays_as_it_is(
+    log_dir: Path, clock: Clock, number: int, *, is_clean: bool
+) -> None:
+    """It takes appends, and it can be deleted later; what its deletion takes away is still there."""
+    store = Store(log_dir, clock=clock)
+    fill(store)
+    if not is_clean:
+        abandon(store)
+        store = Store(log_dir, clock=clock)
+    with store:
+        before = state(store)
+        for name in before:
+            with pytest.MonkeyPatch.context() as patch:
+                refuse_renames(patch, number)
+                with pytest.raises(OSError, match="injected") as caught:
+                    store.delete(name)
+            assert caught.value.errno == number
+            assert name in store
+            with pytest.raises(PartitionExists):
+                store.create(name)
+        # The checkpoints have their entries, although nothing has loaded the partitions yet.
+        store.checkpoints.write()
+        assert state(store) == before
+        assert not list(log_dir.rglob("deletion.json"))
+        for name in before:
+            store.writable(name).append([Record(b"next", b"k")])
+        before = state(store)
+    with Store(log_dir, clock=clock) as store:
+        assert state(store) == before
+        store.writable("keys-0").append([Record(b"more", b"k")])
+        after = state(store)
+        store.topic("keys").delete()
+        assert not store.registry.partitions_of("keys")
+        store.topic("keys").undelete()
+        assert state(store) == after
+
+
+def test_a_failed_partition_that_cannot_be_renamed_can_be_deleted_later(store: Store) -> None:
+    """Until then it takes no appends, because its last records may not be durable."""
+    orders = store.create("orders-0")
+    orders.append([b"x"])
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "injected")
+
+    with pytest.MonkeyPatch.context() as patch:
+        refuse_renames(patch, errno.EBUSY)
+        patch.setattr(Disk, "sync", fail)
+        with pytest.raises(OSError, match="injected") as caught:
+            store.delete("orders-0")
+    assert caught.value.errno == errno.EBUSY
+    assert store["orders-0"] is orders
+    with pytest.raises(PartitionFailed):
+        orders.append([b"y"])
+    store.delete("orders-0")
+    assert "orders-0" not in store
+
+
+def test_a_deletion_whose_rename_is_not_synced_is_a_deletion(
+    store: Store, log_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The name is free, the partition can come back, and the error is logged."""
+    store.create("orders-0").append([b"x"])
+    sync = Disk.sync_directory
+
+    def fail(disk: Disk, path: Path) -> None:
+        if path == log_dir and list(log_dir.glob("*-delete")):
+            raise OSError(errno.ENOSPC, "injected")
+        sync(disk, path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Disk, "sync_directory", fail)
+        store.deleter.delete("orders-0")
+    assert "injected" in caplog.text
+    assert "orders-0" not in store
+    store.undelete("orders-0")
+    assert offsets(store["orders-0"]) == [0]

@@ -10,10 +10,17 @@ from __future__ import annotations
 import logging
 import struct
 import uuid
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
 
-from logfs.errors import InvalidStore, LogfsError, PartitionExists, UnknownPartition
+from logfs.errors import (
+    InvalidStore,
+    LogfsError,
+    PartitionExists,
+    PartitionFailed,
+    UnknownPartition,
+)
 from logfs.format.base import names
 from logfs.format.files.commit_file import checked
 from logfs.format.messages.group_record import OffsetCommit
@@ -124,7 +131,8 @@ class Deleter(Maintenance):
         """Delete a partition, and return until when it can be restored (ms since the epoch), None if it cannot.
 
         `deletion.json` is written before the directory is renamed, so that a crash leaves the partition either
-        undeleted or restorable. Raises the errors of `Store.delete`.
+        undeleted or restorable. If the directory cannot be renamed, raises `OSError`, and the partition is not
+        deleted. Also raises the errors of `Store.delete`.
         """
         registry = self._registry
         partition = self.check_deletable(name)
@@ -155,7 +163,7 @@ class Deleter(Maintenance):
             doomed = partition.directory.with_name(
                 names.deleted_directory(partition.name, uuid.uuid4().hex)
             )
-            partition.rename_directory(doomed)
+            self._rename(partition, home, doomed, is_closed=is_closed)
             del registry.partitions[name], registry.homes[name]
             registry.deletions[doomed] = kept.due_ms
             self._left[doomed] = partition
@@ -169,6 +177,31 @@ class Deleter(Maintenance):
             except OSError as error:
                 logger.warning("%s: the next opening finishes its deletion: %s", name, error)
         return kept.due_ms if can_return else None
+
+    def _rename(self, partition: Partition, home: LogDir, doomed: Path, *, is_closed: bool) -> None:
+        """Rename the directory of a partition that `Partition.close` has ended; `is_closed` is the result of that.
+
+        If the rename fails, the next use of the partition loads it again. If it was not closed cleanly, it takes no
+        appends until the store is opened again, but it can be deleted. The caller must hold the registry's lock.
+        """
+        name, directory = partition.name, partition.directory
+        try:
+            partition.rename_directory(doomed)
+        except OSError as error:
+            if home.failure is None and partition.directory == doomed:
+                logger.error("%s: is deleted, but a power cut may undo it: %s", directory, error)
+                return
+            if home.failure is None:
+                partition.failure = PartitionFailed(
+                    f"{name.directory}: its deletion failed; open it again"
+                )
+                if is_closed:
+                    home.log_starts[name] = partition.log_start_offset
+                    home.recovery_points[name] = partition.recovery_point
+                    self._registry.unload(UnloadedPartition(name, home, directory))
+                with suppress(OSError):
+                    partition.disk.unlink(directory / _MARK)
+            raise
 
     def _keep(self, kept: Deletion, partition: Partition) -> bool:
         """Write `deletion.json`, and return True. If that fails, remove the file, and return False."""
