@@ -481,3 +481,52 @@ def test_a_deletion_whose_rename_is_not_synced_is_a_deletion(
     assert "orders-0" not in store
     store.undelete("orders-0")
     assert offsets(store["orders-0"]) == [0]
+
+
+def test_a_rename_that_is_not_synced_brings_a_partition_back(
+    store: Store, log_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The partition can be used at once, and the error is logged."""
+    store.create("orders-0").append([b"x"])
+    store.delete("orders-0")
+    rename, sync = Disk.rename_unsynced, Disk.sync_directory
+    renamed: set[Path] = set()
+
+    def note(disk: Disk, old: Path, new: Path) -> None:
+        rename(disk, old, new)
+        renamed.add(new)
+
+    def fail(disk: Disk, path: Path) -> None:
+        if log_dir / "orders-0" in renamed:
+            raise OSError(errno.ENOSPC, "injected")
+        sync(disk, path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Disk, "rename_unsynced", note)
+        patch.setattr(Disk, "sync_directory", fail)
+        store.undelete("orders-0")
+    assert "injected" in caplog.text
+    store.writable("orders-0").append([b"y"])
+    assert offsets(store["orders-0"]) == [0, 1]
+    store.delete("orders-0")
+    store.create("orders-0")
+
+
+def test_a_partition_that_cannot_be_renamed_stays_deleted(store: Store) -> None:
+    """Its readers go on, and it can come back later."""
+    orders = store.create("orders-0")
+    orders.append([b"x"])
+    store.delete("orders-0")
+    rename = Disk.rename_unsynced
+
+    def refuse(disk: Disk, old: Path, new: Path) -> None:
+        if old.name.endswith("-delete"):
+            raise OSError(errno.EBUSY, "injected")
+        rename(disk, old, new)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Disk, "rename_unsynced", refuse)
+        with pytest.raises(OSError, match="injected"):
+            store.undelete("orders-0")
+    assert "orders-0" not in store
+    assert store.undelete("orders-0").directory == orders.directory

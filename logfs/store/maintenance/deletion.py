@@ -338,12 +338,7 @@ class Deleter(Maintenance):
             registry.homes[parsed.directory] = home
             try:
                 self._checkpoints.write_one(home)
-                left = self._left.pop(first.path, None)
-                if left is None:
-                    home.disk.rename(first.path, path)
-                else:
-                    # Readers may still use the closed `Partition`: rename through it, so that they find the files.
-                    left.rename_directory(path)
+                self._rename_back(first, path)
             except BaseException:
                 del registry.homes[parsed.directory]
                 raise
@@ -351,6 +346,21 @@ class Deleter(Maintenance):
             registry.unloaded[parsed.directory] = UnloadedPartition(parsed, home, path)
         home.disk.unlink(path / _MARK)
         return registry[parsed.directory]
+
+    def _rename_back(self, found: _Found, path: Path) -> None:
+        """Rename the directory of a deleted partition to `path`. An error of the sync after the rename is logged."""
+        left, disk = self._left.get(found.path), found.home.disk
+        try:
+            if left is None:
+                disk.rename(found.path, path)
+            else:
+                # Readers may still use the closed `Partition`: rename through it, so that they find the files.
+                left.rename_directory(path)
+        except OSError as error:
+            if found.home.failure is not None or disk.exists(found.path):
+                raise
+            logger.error("%s: is back, but a power cut may undo it: %s", path, error)
+        self._left.pop(found.path, None)
 
     def _find(self, name: str) -> _Found:
         """Return the deleted partition to restore; `name` names the partition or its `-delete` directory."""
