@@ -419,7 +419,7 @@ class Store:
         found, errors = [], FirstError()
         for each in self.deleter.deleted(name):
             with errors:
-                found.append(self.deleter.undelete(each))
+                found.append(self.undelete(each))
         errors.throw()
         return found
 

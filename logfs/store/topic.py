@@ -95,7 +95,7 @@ class Topic:
         records before any is deleted. Raises the errors of `Store.delete`.
         """
         found = self._store.registry.partitions_of(self.name)
-        for partition in [self._store.deleter.check_deletable(name) for name in found]:
+        for partition in self._store.deleter.check_deletable(found):
             if only_empty:
                 partition.check_empty()
         for name in found:

@@ -156,8 +156,7 @@ class Delete(Request, operation="delete"):
     def run(self, store: Store, report: Report) -> Answer:
         directories, until_ms = [], []
         found = names.partitions_named(self.partition, store.registry.homes)
-        for name in found:
-            store.deleter.check_deletable(name)
+        store.deleter.check_deletable(found)
         for name in found:
             directories.append(str(store[name].directory))
             until_ms.append(store.deleter.delete(name))

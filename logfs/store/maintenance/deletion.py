@@ -120,12 +120,15 @@ class Deleter(Maintenance):
         # The deleted partitions that readers may still use, by the `-delete` directory of each.
         self._left: WeakValueDictionary[Path, Partition] = WeakValueDictionary()
 
-    def check_deletable(self, name: str) -> Partition:
-        """Return a partition if it can be deleted. Raises the errors of `Store.delete` without `only_empty`."""
-        partition = self._registry.writable(name)
-        if partition.topic != GROUPS_TOPIC:
-            self._groups.check_open()
-        return partition
+    def check_deletable(self, wanted: Sequence[str]) -> list[Partition]:
+        """Return partitions of one topic if all can be deleted. Raises the errors of `Store.delete`."""
+        partitions = [self._registry.writable(name) for name in wanted]
+        for topic in {partition.topic for partition in partitions}:
+            if topic != GROUPS_TOPIC:
+                self._groups.check_open()
+            if {*self._registry.partitions_of(topic)} <= {*wanted}:
+                self._registry.settings.check_removable(topic)
+        return partitions
 
     def delete(self, name: str, *, only_empty: bool = False) -> int | None:
         """Delete a partition, and return until when it can be restored (ms since the epoch), None if it cannot.
@@ -135,15 +138,13 @@ class Deleter(Maintenance):
         deleted. Also raises the errors of `Store.delete`.
         """
         registry = self._registry
-        partition = self.check_deletable(name)
+        (partition,) = self.check_deletable([name])
         commits: Mapping[str, OffsetCommit] = {}
         if partition.topic != GROUPS_TOPIC:
             commits = self._groups.of(name)
         with registry.lock:
             if registry.written().get(name) is not partition:
                 raise registry.offline.get(name) or UnknownPartition(f"{name}: no such partition")
-            if registry.partitions_of(partition.topic) == [name]:
-                registry.settings.check_removable(partition.topic)
             home, now_ms = registry.homes[name], registry.clock()
             kept = Deletion(
                 name,
