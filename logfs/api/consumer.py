@@ -284,10 +284,16 @@ class Consumer:
         return True
 
     def _commit(self, offsets: dict[str, int]) -> None:
-        # Leave out deleted partitions: they must not keep the group from committing in the others.
-        if self._store._engine.read_only:
+        # Leave out partitions that were deleted or truncated: they must not keep the group from committing in the
+        # others.
+        engine = self._store._engine
+        if engine.read_only:
             texts = {name: str(offset) for name, offset in offsets.items()}
             client.call(self._log_dirs, CommitOffsets(self.group, texts, skips_missing=True))
         else:
-            known = {name: at for name, at in offsets.items() if name in self._store._engine}
+            known = {
+                name: at
+                for name, at in offsets.items()
+                if name in engine and at <= engine[name].log_end_offset
+            }
             self._store.groups.commit(self.group, known)

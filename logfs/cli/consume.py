@@ -19,7 +19,8 @@ from logfs.cli.output import Printer, add_form
 from logfs.cli.output_pipe import OutputPipe, pause
 from logfs.cli.reading import OpenLogs
 from logfs.cli.selection import EARLIEST, LATEST, add_filter
-from logfs.errors import InvalidName, NotWritable, StoreLocked, UnknownPartition
+from logfs.errors import InvalidName, LogfsError, NotWritable, StoreLocked, UnknownPartition
+from logfs.format.files.key_table_format import anchor_of
 from logfs.store.admin.requests import CommitOffsets
 from logfs.store.group_members import GroupMember, Place
 
@@ -29,7 +30,10 @@ if TYPE_CHECKING:
     from typing import Self
 
     from logfs.cli.reading import OpenLog
+    from logfs.format.files.key_table_format import Anchor
+    from logfs.log.read.log import Log
     from logfs.log.read.reader import Reader
+    from logfs.log.state.leader_epochs import LeaderEpochs
 
 # How long to pause if no partition has a new record.
 _POLL_SECONDS = 0.2
@@ -83,9 +87,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Consume records until a limit is reached, a signal arrives, or the command of `--exec` fails.
 
-    The exit code is 1 if a record could not be read, if records were deleted before they were read, or if the
-    command failed. After a signal, it is 128 plus the signal's number. Raises `NotWritable` for a bucket, and the
-    errors of `OpenLogs` and `GroupMember`.
+    The exit code is 1 if a record could not be read, if records were deleted before they were read or left out after
+    a truncation, or if the command failed. After a signal, it is 128 plus the signal's number. Raises `NotWritable`
+    for a bucket, and the errors of `OpenLogs` and `GroupMember`.
     """
     for option, count in (("-n", arguments.lines), ("--batch", arguments.batch)):
         if count is not None and count < 1:
@@ -142,11 +146,29 @@ class _Printed(NamedTuple):
     at: int
 
 
+class _Seen(NamedTuple):
+    """What was known of a log when its offsets below `taken` had been taken, by which a truncation is noticed.
+
+    `cuts` is the number of `Log.cuts`, and `last` identifies the last batch below `taken`.
+    """
+
+    log: Log
+    epochs: LeaderEpochs
+    cuts: int
+    taken: int
+    last: Anchor | None
+
+    @classmethod
+    def of(cls, log: Log, taken: int) -> Self:
+        """Return what is known now."""
+        return cls(log, log.epochs, len(log.cuts), taken, _last_below(log, taken))
+
+
 class _Consumer:
     """Consumes the partitions that are assigned to one member of a consumer group.
 
-    `is_whole` is False once a record could not be read, records were deleted before they were read, or the command of
-    `--exec` has failed.
+    `is_whole` is False once a record could not be read, records were deleted before they were read or left out after
+    a truncation, or the command of `--exec` has failed.
     """
 
     def __init__(self, opened: OpenLogs, home: Path, arguments: argparse.Namespace) -> None:
@@ -161,6 +183,7 @@ class _Consumer:
         # The printed batches that the reader of the pipe has perhaps not taken completely, in the order of the
         # output.
         self._printed: list[_Printed] = []
+        self._seen: dict[str, _Seen] = {}
         self._is_refused = False
         # Whether the last commit failed because another process has locked the log directory.
         self._is_waiting = False
@@ -203,6 +226,8 @@ class _Consumer:
         """
         self._printer.finish()
         is_read = self._pipe.await_reader(_COMMIT_SECONDS)
+        self._opened.store.refresh()
+        self._go_back()
         self._forget_taken()
         if is_read:
             self._printed = [batch for batch in self._printed if not self._is_complete(batch)]
@@ -221,8 +246,13 @@ class _Consumer:
             if end > taken or not self._is_complete(batch)
         ]
 
-    def _forget_printed(self, log: OpenLog) -> None:
-        self._printed = [batch for batch in self._printed if batch.log is not log]
+    def _forget_printed(self, log: OpenLog, first: int = 0) -> None:
+        """Forget what was printed of a log from the offset `first` on."""
+        self._printed = [
+            batch._replace(end=min(batch.end, first)) if batch.log is log else batch
+            for batch in self._printed
+            if batch.log is not log or batch.start < first
+        ]
 
     def _is_complete(self, batch: _Printed) -> bool:
         """Whether all of a batch was written: False if the output's reader exited before the end of the batch."""
@@ -300,7 +330,47 @@ class _Consumer:
                 self._forget_printed(log)
                 self._member.forget(log.name)
         self._logs = {log.name: log for log in self._opened.logs}
+        self._go_back()
         self._member.join([*self._logs], self._release)
+
+    def _go_back(self) -> None:
+        """In each log that was truncated below what this member has taken, go back to where it was truncated.
+
+        If the log has grown since in another leader epoch, the epochs tell this offset. If not, go back to the log
+        end. A log that has grown beyond what this member has taken is read on from there.
+        """
+        for name, place in [*self._member.places.items()]:
+            log, seen = self._logs[name].reader.log, self._seen[name]
+            end = log.state.log_end_offset
+            cuts = log.cuts[seen.cuts :] if log is seen.log else log.cuts
+            if place.taken <= end and not any(cut < place.taken for cut in cuts):
+                continue
+            differing = [
+                start
+                for epoch, start in log.epochs.entries
+                if seen.epochs.epoch_for(start) not in (epoch, -1)
+            ]
+            at = min([place.taken, end, *differing])
+            if at < place.taken:
+                _warn(
+                    f"{name}: the log was truncated below {place.taken}, which {self._group} has reached: it "
+                    f"continues at {at}"
+                )
+                self._forget_printed(self._logs[name], at)
+                self._member.advance(name, at)
+            elif _last_below(log, seen.taken) != seen.last:
+                self.is_whole = False
+                _warn(
+                    f"{name}: the log was truncated below {at}, which {self._group} has reached, and has grown "
+                    "again: its new records below that offset are left out"
+                )
+            self._seen[name] = _Seen.of(log, at)
+
+    def _note_taken(self, log: Log, name: str, taken: int) -> None:
+        seen = self._seen[name]
+        # A truncation since is not noted as seen: the next call of `_go_back` looks at it.
+        if log is seen.log and len(log.cuts) == seen.cuts:
+            self._seen[name] = _Seen.of(log, taken)
 
     def _release(self, name: str) -> bool:
         # Commit all printed batches, even those that the reader of the pipe has not taken yet. Otherwise the member
@@ -324,12 +394,16 @@ class _Consumer:
         self._opened.store.refresh()
         found = self._opened.store.groups.committed(self._group, name)
         if found is None:
-            return Place(_resolve(self._arguments.begin, reader), -1)
-        if found.offset > end:
-            _warn(
-                f"{name}: {self._group} has committed {found.offset}, but the log ends at {end}: it continues there"
-            )
-        return Place(min(found.offset, end), found.offset)
+            place = Place(_resolve(self._arguments.begin, reader), -1)
+        else:
+            place = Place(min(found.offset, end), found.offset)
+            if found.offset > end:
+                _warn(
+                    f"{name}: {self._group} has committed {found.offset}, but the log ends at {end}: it continues "
+                    "there"
+                )
+        self._seen[name] = _Seen.of(reader.log, place.taken)
+        return place
 
     def _take(self, log: OpenLog) -> bool:
         """Print the next batch of a partition or, with `--exec`, run the command for it.
@@ -360,6 +434,7 @@ class _Consumer:
             self.is_whole, self._is_refused = False, True
             return False
         self._member.advance(log.name, end)
+        self._note_taken(log.reader.log, log.name, end)
         if self._arguments.exec is not None:
             self._try_to_commit(log.name)
         return True
@@ -386,8 +461,21 @@ class _Consumer:
 
     def _commit(self, offsets: dict[str, int]) -> None:
         texts = {name: str(offset) for name, offset in offsets.items()}
-        # Leave out deleted partitions: they must not keep the group from committing in the others.
+        # Leave out partitions that were deleted or truncated: they must not keep the group from committing in the
+        # others.
         ask(self._opened.log_dirs, CommitOffsets(self._group, texts, skips_missing=True))
+
+
+def _last_below(log: Log, offset: int) -> Anchor | None:
+    """Return what identifies the batch before an offset, or the batch that holds it; None if it cannot be read."""
+    state = log.state
+    if not state.log_start_offset < offset <= state.log_end_offset:
+        return None
+    try:
+        batch = state.segments_from(offset - 1)[0].find_batch(offset - 1)
+    except (LogfsError, OSError):
+        return None
+    return None if batch is None else anchor_of(batch.header)
 
 
 def _resolve(text: str, reader: Reader) -> int:

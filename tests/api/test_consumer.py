@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -194,6 +194,29 @@ def test_a_consumer_notices_losses_and_new_partitions(
         store.create("orders-4").append("new")
         values = {record.value for record in consumer}
         assert b"new" in values
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_group_goes_on_in_a_truncated_log(
+    store: logfs.Store, log_dir: Path, read_only: bool
+) -> None:
+    """What has left the log since it was returned is not committed; that of the other partitions is."""
+    store["orders-0"].append("lost")
+    if read_only:
+        store.close()
+        store = logfs.open(log_dir, "r")
+    with store.consumer("orders", group="g", timeout=0, auto_commit=False) as consumer:
+        while next(consumer).value != b"lost":
+            pass
+        assert next(consumer).partition == 1
+        with logfs.open(log_dir) if read_only else nullcontext(store) as writer:
+            writer["orders-0"].truncate(5)
+        consumer.commit()
+        assert store.groups["g"]["orders-1"] == 1
+        assert {record.partition for record in consumer} >= {1, 2, 3}
+        consumer.commit()
+    assert store.groups["g"] == {f"orders-{n}": 5 for n in range(4)}
+    store.close()
 
 
 @pytest.mark.parametrize("read_only", [False, True])

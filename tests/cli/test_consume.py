@@ -9,20 +9,23 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from logfs.cli import consume, main
+from logfs.format.batches.record import Record
 from logfs.store.group_members import Membership
 from logfs.store.store import Store
 from tests.support.batches import Producer
 from tests.support.command_line import call, fails, ok
+from tests.support.partitions import values
 from tests.support.processes import wait_for
 from tests.support.schemas import write_files
 from tests.support.stores import assert_clean
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from tests.support.mounts import Mount
@@ -134,6 +137,160 @@ def test_what_has_left_the_log_is_told(log_dir: Path, topic: str) -> None:
     done = call("consume", f"{log_dir}/orders-0", "-g", "a", *END)
     assert (done.returncode, done.stdout) == (0, b"")
     assert b"has committed 10, but the log ends at 8" in done.stderr
+
+
+def follow(
+    monkeypatch: pytest.MonkeyPatch, *words: str | Path, steps: Iterable[Callable[[], object]]
+) -> int:
+    """Run `consume` in this process: at each pause the next step, at last SIGINT. Return the exit code."""
+    left = iter([*steps, lambda: signal.raise_signal(signal.SIGINT)])
+    monkeypatch.setattr(consume, "pause", lambda seconds: next(left)())
+    return main(["consume", *map(str, words)])
+
+
+def before_commit(monkeypatch: pytest.MonkeyPatch, step: Callable[[], object]) -> None:
+    """Let `step` come between the first batches of `consume` in this process and their commit."""
+    commit = consume.ask
+
+    def ask(*words: Any) -> object:
+        monkeypatch.setattr(consume, "ask", commit)
+        step()
+        return commit(*words)
+
+    monkeypatch.setattr(consume, "ask", ask)
+
+
+def append(log_dir: Path, name: str, *texts: str) -> None:
+    """Append a batch for each text, as another process does between two polls."""
+    with Store(log_dir) as store:
+        for text in texts:
+            store[name].append([text.encode()])
+
+
+def cut(log_dir: Path, offset: int, *texts: str, epoch: int = 0) -> None:
+    """Truncate orders-0 and append to it, as a mirror does whose source has lost records."""
+    with Store(log_dir) as store:
+        store.truncate("orders-0", offset)
+        if epoch:
+            store["orders-0"].epochs.assign(epoch, offset)
+        for text in texts:
+            store["orders-0"].append([text.encode()])
+
+
+@pytest.mark.parametrize("rolls", [False, True])
+@pytest.mark.parametrize(
+    ("epoch", "texts", "first"),
+    [(0, "", 6), (0, "uv", 8), (1, "uv", 6), (1, "uvwx", 6), (1, "tuvwxyz", 6)],
+)
+def test_a_group_goes_back_in_a_truncated_log(
+    log_dir: Path,
+    topic: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    rolls: bool,
+    epoch: int,
+    texts: str,
+    first: int,
+) -> None:
+    """To where another leader epoch begins, also if the log has grown beyond it again; otherwise to the log end."""
+    if rolls:
+        cut(log_dir, 4)
+        with Store(log_dir) as store:
+            store["orders-0"].roll(store.clock())
+        append(log_dir, "orders-0", *expected(0, first=4))
+    steps = [
+        lambda: cut(log_dir, 6, *texts, epoch=epoch),
+        lambda: append(log_dir, "orders-0", "last"),
+        lambda: append(log_dir, "orders-1", "other"),
+    ]
+    assert follow(monkeypatch, topic, "-g", "a", steps=steps) == 130
+    out, err = capfd.readouterr()
+    read = [*expected(0, 1, 2), *texts[first - 6 :], "last", "other"]
+    assert sorted(out.split()) == sorted(read)
+    assert err == (
+        "logfs: orders-0: the log was truncated below 10, which a has reached: it continues at "
+        f"{first}\n"
+    )
+    assert committed(log_dir, "a") == [7 + len(texts), 11, 10]
+
+
+def test_a_truncation_that_hides_where_it_was_is_told(
+    log_dir: Path,
+    topic: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Under the same leader epoch the log has grown beyond the group's offset: it goes on there, and tells it."""
+    steps = [lambda: cut(log_dir, 6, *"tuvwxyz")]
+    follow(monkeypatch, topic, "-g", "a", steps=steps)
+    out, err = capfd.readouterr()
+    assert sorted(out.split()) == sorted([*expected(0, 1, 2), *"xyz"])
+    assert "orders-0: the log was truncated below 10, which a has reached, and has grown" in err
+    assert committed(log_dir, "a") == [13, 10, 10]
+
+
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_a_truncation_above_what_the_group_has_taken_loses_nothing(
+    log_dir: Path,
+    topic: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    epoch: int,
+) -> None:
+    """A member that is behind reads the records that replaced those above its offset, and reports nothing."""
+    monkeypatch.setattr(consume, "_PRINTED", 2)
+    before_commit(monkeypatch, lambda: cut(log_dir, 6, "new", epoch=epoch))
+    assert follow(monkeypatch, f"{log_dir}/orders-0", "-g", "a", steps=[]) == 130
+    out, err = capfd.readouterr()
+    assert err == ""
+    assert out.split() == [*expected(0, end=6), "new"]
+    assert committed(log_dir, "a") == [7, None, None]
+
+
+def test_a_log_that_is_cleaned_is_not_taken_for_truncated(
+    log_dir: Path,
+    topic: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Compaction and retention replace and drop segments that the group has read: nothing is reported."""
+    with Store(log_dir) as store:
+        store.settings.set_topic("keys", "cleanup.policy", "compact")
+        store.create("keys-0").append([Record(b"%d" % n, b"key") for n in range(9)])
+
+    def clean() -> None:
+        with Store(log_dir) as store:
+            store.compact("keys-0", roll=True)
+            assert values(store["keys-0"]) == [b"8"]
+            store["orders-0"].roll(store.clock())
+            store.delete_records("orders-0", 10)
+
+    words = (f"{log_dir}/orders-0,keys-0", "-g", "a")
+    assert follow(monkeypatch, *words, steps=[clean]) == 130
+    assert capfd.readouterr().err == ""
+    assert committed(log_dir, "a") == [10, None, None]
+
+
+@pytest.mark.parametrize("at_end", [False, True])
+def test_a_truncation_before_a_commit_leaves_the_other_partitions_theirs(
+    log_dir: Path,
+    topic: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    at_end: bool,
+) -> None:
+    """What has left the log since it was printed is not committed; the group goes on at the new end."""
+
+    def cut_and_end() -> None:
+        cut(log_dir, 6)
+        signal.raise_signal(signal.SIGINT)
+
+    if not at_end:
+        before_commit(monkeypatch, lambda: cut(log_dir, 6))
+    steps = [cut_and_end] if at_end else []
+    assert follow(monkeypatch, topic, "-g", "a", steps=steps) == 130
+    assert "orders-0: the log was truncated below 10" in capfd.readouterr().err
+    assert committed(log_dir, "a") == [6, 10, 10]
 
 
 def test_a_group_goes_on_without_a_deleted_partition(

@@ -369,7 +369,7 @@ class LivePartition(Log):
         except Gone:
             fresh = _make_segment(self.disk, self.directory, active.base_offset, active.identities)
             active.is_lost = True
-            self.forget_keys()
+            self._note_cut(active)
             self._publish_followed(
                 (*self.segments[:-1], fresh), fresh.last_timestamp, changes_text=True
             )
@@ -406,13 +406,19 @@ class LivePartition(Log):
                 before.seal_at(min(before.next_offset, following[0]))
         changed = segments != self.segments
         self._reload_epochs()
-        if any(segment.is_lost for segment in dropped):
-            self.forget_keys()
+        cut = next((segment for segment in dropped if segment.is_lost), None)
+        if cut is not None:
+            self._note_cut(cut)
         last = local[-1].last_timestamp
         self._publish_followed(
             segments, last if last >= 0 else self.last_timestamp, changes_text=bool(dropped)
         )
         return changed
+
+    def _note_cut(self, segment: Segment) -> None:
+        """Note that another process has truncated the log in `segment`, or at its first offset."""
+        self.forget_keys()
+        self.cuts = (*self.cuts, segment.base_offset)
 
     def _publish_followed(
         self, segments: Sequence[Segment], last_timestamp: int, *, changes_text: bool = False

@@ -47,6 +47,8 @@ class Log(Reader):
     # The error that every change of the log raises from now on; None while changes are accepted. Reads still succeed,
     # unless it is a `LogDirFailed`.
     failure: LogDirFailed | PartitionFailed | UnknownPartition | None = None
+    # For each truncation by another process that was noticed, the base offset of the first segment that was cut.
+    cuts: tuple[int, ...] = ()
     # The values below change only in a process that writes the log.
 
     # The time of the last compaction since the log was opened (ms); None if there was none.

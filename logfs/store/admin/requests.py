@@ -327,7 +327,8 @@ class CommitOffsets(Request, operation="commit_offsets"):
 
     `offsets` maps the name of a partition, or of a topic for all of its partitions, to a text that `resolve_offset`
     accepts, such as a number. With `skips_missing`, each name is that of a partition, and partitions that do not
-    exist are skipped. In the answer, `offsets` has the committed offset of each partition, which is durable.
+    exist, or whose logs end below the offset, are skipped. In the answer, `offsets` has the committed offset of each
+    partition, which is durable.
     """
 
     group: str
@@ -346,7 +347,10 @@ class CommitOffsets(Request, operation="commit_offsets"):
                 meant = [wanted] if wanted in homes else []
             else:
                 meant = names.partitions_named(wanted, homes)
-            found |= {name: resolve_offset(store[name], words) for name in meant}
+            for name in meant:
+                offset = resolve_offset(store[name], words)
+                if not self.skips_missing or offset <= store[name].log_end_offset:
+                    found[name] = offset
         if found:
             store.groups.commit_all(self.group, found)
             store.groups.log_of(self.group).flush()
