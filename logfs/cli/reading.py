@@ -91,13 +91,18 @@ class OpenLogs:
         return len(self._names) > 1 or self._names[0] != self.logs[0].name
 
     def find_new(self) -> Sequence[OpenLog]:
-        """Open the partitions of the TARGET that are not open yet, and return them."""
+        """Open the partitions of the TARGET that are not open yet, and return them.
+
+        While another partition of the TARGET is open, a name that the store lacks is left out: the partition was
+        deleted, and a later call opens it if it is created again. Otherwise raises `UnknownPartition`.
+        """
         known = {log.name for log in self.logs}
+        existing = {*self.store, *self.store.offline}
         new = [
             OpenLog(self.store, self._target._replace(name=name), self._isolation)
             for wanted in self._names
-            for name in names.partitions_named(wanted, [*self.store, *self.store.offline])
-            if name not in known
+            for name in names.partitions_named(wanted, existing)
+            if name not in known and (name in existing or not known)
         ]
         self.logs += new
         return new

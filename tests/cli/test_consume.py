@@ -321,6 +321,41 @@ def test_a_group_goes_on_without_a_deleted_partition(
     assert (running.returncode, b"orders-0" in told) == (1, True)
 
 
+@pytest.mark.parametrize("names", ["orders-0,orders-1", "orders-1,orders-0", "orders-0,keys"])
+def test_a_deleted_partition_of_a_list_is_read_again_when_it_is_created_again(
+    log_dir: Path,
+    topic: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    names: str,
+) -> None:
+    """Named itself or by its topic: the group goes on with the others, and begins anew with the new partition."""
+    (name,) = {"orders-1", "keys-0"} & {*names.replace("keys", "keys-0").split(",")}
+    with Store(log_dir) as store:
+        if name not in store:
+            store.create(name)
+
+    def delete() -> None:
+        with Store(log_dir) as store:
+            store.delete(name)
+
+    def create() -> None:
+        with Store(log_dir) as store:
+            store.create(name).append([b"again"])
+
+    steps = [delete, lambda: append(log_dir, "orders-0", "later"), create]
+    assert follow(monkeypatch, f"{log_dir}/{names}", "-g", "a", steps=steps) == 130
+    out, err = capfd.readouterr()
+    assert out.split()[-2:] == ["later", "again"]
+    assert err.endswith("; the group goes on without it\n")
+    with Store(log_dir, read_only=True) as store:
+        found = store.groups.committed("a", name)
+    assert found is not None
+    assert found.offset == 1
+    assert committed(log_dir, "a")[0] == 11
+    assert "no partition 'nothing'" in fails("consume", f"{log_dir}/orders-0,nothing", "-g", "a")
+
+
 def test_a_commit_beyond_the_last_stable_offset_stays(log_dir: Path, topic: str) -> None:
     """A member that reads committed records does not take the group back to an open transaction."""
     with Store(log_dir) as store:
