@@ -84,6 +84,8 @@ class Mirror:
         self._partitions: dict[str, PartitionMirror] = {}
         self._fetchers: dict[int, Fetcher] = {}
         self._problems: dict[str, str] = {}
+        # The partitions whose copies could not be opened at the last refresh, such as offline ones, with the reasons.
+        self._unopened: dict[str, str] = {}
         # The topics for which it was logged that the cluster does not permit to read their settings.
         self._unread: set[str] = set()
         # The bytes fetched for partitions that are no longer mirrored, and for copies that were deleted.
@@ -194,7 +196,7 @@ class Mirror:
     def progress(self) -> MirrorProgress:
         """Return the bytes fetched, the lag, the number of partitions, and the present problems."""
         mirrors = list(self._partitions.values())
-        problems = dict(self._problems)
+        problems = self._problems | self._unopened
         problems |= {f"broker {n}": f.problem for n, f in list(self._fetchers.items()) if f.problem}
         problems |= {each.name: each.problem for each in mirrors if each.problem}
         return MirrorProgress(
@@ -227,7 +229,7 @@ class Mirror:
     def refresh(self) -> None:
         """Read the topics, leaders, settings and groups of the cluster, and apply what has changed to the store.
 
-        Raises `ClusterError`. An error of one topic does not stop the other topics; `progress` returns it.
+        Raises `ClusterError`. An error of one topic or partition does not stop the others; `progress` returns it.
         """
         found = [
             each
@@ -242,12 +244,15 @@ class Mirror:
         self._homes.clear()
         for name in list(self._store.registry.homes):
             self._homes.setdefault(parse_directory(name).topic, []).append(name)
+        unopened: dict[str, str] = {}
         for topic in found:
             try:
-                self._follow_topic(topic, None if settings is None else settings.get(topic.name))
+                of_topic = None if settings is None else settings.get(topic.name)
+                unopened |= self._follow_topic(topic, of_topic)
                 self._problems.pop(topic.name, None)
             except (LogfsError, OSError) as error:
                 self._problems[topic.name] = str(error)
+        self._unopened = unopened
         self._forget_others({each.name for each in found})
         self._follow_leaders({each.leader for each in self._partitions.values()})
         self._mirror_groups()
@@ -271,8 +276,11 @@ class Mirror:
             logger.warning("%s: is no longer in the cluster; its copy stays as it is", topic)
             self._forget(topic)
 
-    def _follow_topic(self, topic: RemoteTopic, settings: Mapping[str, str] | None) -> None:
-        store = self._store
+    def _follow_topic(
+        self, topic: RemoteTopic, settings: Mapping[str, str] | None
+    ) -> Mapping[str, str]:
+        """Apply what has changed in a topic; return the partitions whose copies cannot be opened, with reasons."""
+        store, unopened = self._store, {}
         try:
             self._check_copy(topic)
         except InvalidSetting:
@@ -299,16 +307,24 @@ class Mirror:
             known = self._partitions.get(name)
             if known is None or store.registry.partitions.get(name) is not known.partition:
                 # The partition is new, or its copy was deleted from the store.
-                if name not in store.registry.homes:
-                    store.create(name, mirror_of=self._cluster_id, mirrored_id=topic.topic_id)
-                mirror = PartitionMirror(store, store.writable(name), self._cluster_id)
+                try:
+                    if name not in store.registry.homes:
+                        store.create(name, mirror_of=self._cluster_id, mirrored_id=topic.topic_id)
+                    mirror = PartitionMirror(store, store.writable(name), self._cluster_id)
+                except (LogfsError, OSError) as error:
+                    unopened[name] = str(error)
+                    continue
                 with self._lock:
                     self._past_bytes += known.fetched_bytes if known is not None else 0
                     self._partitions[name] = mirror
             self._partitions[name].follow(leader, leader_epoch)
+        return unopened
 
     def _check_copy(self, topic: RemoteTopic) -> None:
-        """Raise `InvalidSetting` if the store has a topic of this name that is not a copy of `topic`."""
+        """Raise `InvalidSetting` if the store has a topic of this name that is not a copy of `topic`.
+
+        A partition that cannot be opened is left out, and checked by a later call.
+        """
         store, name = self._store, topic.name
         copies = self._homes.get(name)
         if not copies:
@@ -322,13 +338,22 @@ class Mirror:
             )
         if topic.topic_id is None or self._known_ids.get(name) == topic.topic_id:
             return
+        checked = 0
         for each in copies:
-            partition = store[each]
-            check_copy_of(partition, topic.topic_id)
-            if read_topic_id(partition.disk, partition.directory) is None:
-                # The copy has no topic id, because a crash has interrupted the creation of the partition.
-                write_topic_id(partition.disk, partition.directory, topic.topic_id)
-        self._known_ids[name] = topic.topic_id
+            try:
+                partition = store[each]
+                check_copy_of(partition, topic.topic_id)
+                if read_topic_id(partition.disk, partition.directory) is None:
+                    # The copy has no topic id, because a crash has interrupted the creation of the partition.
+                    write_topic_id(partition.disk, partition.directory, topic.topic_id)
+            except InvalidSetting:
+                raise
+            except (LogfsError, OSError) as error:
+                logger.debug("%s: its topic id cannot be checked: %s", each, error)
+            else:
+                checked += 1
+        if checked == len(copies):
+            self._known_ids[name] = topic.topic_id
 
     def _forget(self, topic: str) -> None:
         with self._lock:

@@ -45,11 +45,14 @@ class FakeCluster:
         return self.source[f"{topic}-{partition}"]
 
     def topics(self) -> list[RemoteTopic]:
-        """Return the topics of the store, each with one partition."""
-        topics = {self.source[name].topic for name in list(self.source)}
+        """Return the topics of the store."""
+        topics: dict[str, dict[int, tuple[int, int]]] = {}
+        for name in list(self.source):
+            log = self.source[name]
+            topics.setdefault(log.topic, {})[log.partition] = (self.leader, 0)
         return [
-            RemoteTopic(each, self.source.registry.topic_id(each), {0: (self.leader, 0)})
-            for each in sorted(topics)
+            RemoteTopic(each, self.source.registry.topic_id(each), leaders)
+            for each, leaders in sorted(topics.items())
         ]
 
     def settings(self, topics: Sequence[str]) -> Mapping[str, Mapping[str, str]]:

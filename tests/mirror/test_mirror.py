@@ -20,6 +20,7 @@ from logfs.setting import TOPIC_SETTINGS
 from logfs.store.store import Store
 from tests.mirror.fake_cluster import NODE, FakeCluster
 from tests.mirror.test_partition_mirror import write_as
+from tests.support.partitions import values
 from tests.support.processes import wait_for
 from tests.support.stores import assert_clean
 
@@ -304,3 +305,52 @@ def test_a_partition_that_loses_its_leader_is_reported(cluster: FakeCluster, cop
         mirror.run_once(lambda progress: None)
         assert not mirror.progress().problems
     assert copies[NAME].log_end_offset == 11
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_an_offline_copy_leaves_the_other_partitions_alone(
+    cluster: FakeCluster, tmp_path: Path, is_known: bool
+) -> None:
+    """It alone has a problem, until it is mended; a new partition of the topic comes, too."""
+    cluster.source.create("orders-1").append([b"a"])
+    with Store(tmp_path / "copy") as copies, mirror_into(copies) as mirror:
+        mirror.run_once(lambda progress: None)
+    if not is_known:
+        # Only the offline copy is left.
+        with Store(tmp_path / "copy") as copies:
+            copies.delete("orders-1")
+    (tmp_path / "copy" / NAME / "leader-epoch-checkpoint").write_text("nonsense")
+    cluster.source["orders-1"].append([b"b"])
+    cluster.source.create("orders-2").append([b"c"])
+    with Store(tmp_path / "copy") as copies:
+        assert [*copies.offline] == [NAME]
+        with mirror_into(copies) as mirror:
+            mirror.run_once(lambda progress: None)
+            (found,) = mirror.progress().problems.items()
+            assert (found[0], "leader-epoch-checkpoint" in found[1]) == (NAME, True)
+            assert values(copies["orders-1"]) == [b"a", b"b"]
+            assert values(copies["orders-2"]) == [b"c"]
+    (tmp_path / "copy" / NAME / "leader-epoch-checkpoint").unlink()
+    with Store(tmp_path / "copy") as copies, mirror_into(copies) as mirror:
+        mirror.run_once(lambda progress: None)
+        assert not mirror.progress().problems
+        assert values(copies[NAME]) == [b"%d" % n for n in range(10)]
+    assert_clean(tmp_path / "copy")
+
+
+def test_the_id_of_a_topic_is_checked_beside_an_offline_copy(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    """If the topic was created again, the copies of the old one stay as they are."""
+    cluster.source.create("orders-1").append([b"old"])
+    with Store(tmp_path / "copy") as copies, mirror_into(copies) as mirror:
+        mirror.run_once(lambda progress: None)
+    (tmp_path / "copy" / NAME / "leader-epoch-checkpoint").write_text("nonsense")
+    for name in (NAME, "orders-1"):
+        cluster.source.delete(name)
+    cluster.source.create("orders-1").append([b"new"] * 5)
+    with Store(tmp_path / "copy") as copies:
+        with mirror_into(copies) as mirror:
+            mirror.run_once(lambda progress: None)
+            assert "created again" in mirror.progress().problems["orders"]
+        assert values(copies["orders-1"]) == [b"old"]
