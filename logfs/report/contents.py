@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import LogfsError
 from logfs.format.messages.group_record import lag_of
+from logfs.log.scan.segment_descriptor import until_settled
 from logfs.log.scan.segment_stats import (
     SegmentStats,
     count_segment,
@@ -75,8 +77,8 @@ class ReportContents(NamedTuple):
     each time bucket. A bucket is `bucket_ms` long; its key is its start (ms), or -1 for records without a timestamp.
     Without an audit, `times` has numbers of offsets instead, taken from the time indexes. The charts show the times
     from `first_ms` to `last_ms`, -1 if no time is known. They leave out a few records with extreme timestamps if
-    these would make the time axis more than 10 times as long. `problems` are partitions that cannot be opened, and
-    log directories that have failed.
+    these would make the time axis more than 10 times as long. `problems` are partitions that cannot be opened or
+    read, and log directories that have failed.
     """
 
     log_dirs: Sequence[str]
@@ -94,11 +96,17 @@ class ReportContents(NamedTuple):
 def size_of(log_dirs: Sequence[Path]) -> int:
     """Return how many bytes `read_report` reads if its argument `full` is true.
 
-    `read_report` then reads each local log twice, once to count records and once to audit them. Raises the errors of
-    opening a store read-only.
+    `read_report` then reads each local log twice, once to count records and once to audit them. A partition that is
+    deleted meanwhile is left out. Raises the errors of opening a store read-only.
     """
     with Store(log_dirs, read_only=True, create=False) as store:
-        return 2 * sum(store[name].local_bytes for name in store)
+        return 2 * sum(_local_bytes(store[name]) for name in store)
+
+
+def _local_bytes(partition: Log) -> int:
+    with suppress(LogfsError, OSError):
+        return until_settled(partition, lambda: partition.local_bytes)
+    return 0
 
 
 def read_report(log_dirs: Sequence[Path], *, full: bool, progress: Progress) -> ReportContents:
@@ -113,13 +121,18 @@ def read_report(log_dirs: Sequence[Path], *, full: bool, progress: Progress) -> 
         first_ms, last_ms = _usual_times([store[name] for name in names])
         bucket_ms = width_for(last_ms - first_ms)
         times: dict[str, Counter[int]] = {}
-        partitions = []
+        partitions, unread = [], []
         for name in names:
             partition = store[name]
             counts = _counts(partition, bucket_ms, progress) if full else None
             counted = _times_by_index(partition, bucket_ms) if counts is None else counts.times
+            try:
+                found = until_settled(partition, partial(_partition, store, partition, counts))
+            except (LogfsError, OSError) as error:
+                unread.append(f"{name}: {error}")
+                continue
             times.setdefault(partition.topic, Counter()).update(counted)
-            partitions.append(_partition(store, partition, counts))
+            partitions.append(found)
         lags = [
             GroupLag(
                 each.group,
@@ -130,7 +143,7 @@ def read_report(log_dirs: Sequence[Path], *, full: bool, progress: Progress) -> 
             for each in store.groups
         ]
         problems = [f"{name}: {reason}" for name, reason in sorted(store.offline.items())]
-        problems += map(str, store.registry.failed)
+        problems += [*unread, *map(str, store.registry.failed)]
         made_ms = store.clock()
 
     def audited(_: str, size: int) -> None:
@@ -183,6 +196,7 @@ def _usual_times(partitions: Sequence[Log]) -> tuple[int, int]:
 
 
 def _partition(store: Store, partition: Log, counts: SegmentStats | None) -> PartitionReport:
+    """Return the report of a partition as it is now. Raises `Gone` if a segment leaves the log meanwhile."""
     config = partition.config
     plan = store.retention_plan(partition.name.directory)
     # The log may change now, so take all numbers from one snapshot of its state.
@@ -223,11 +237,13 @@ def _counts(partition: Log, bucket_ms: int, progress: Progress) -> SegmentStats:
     """
     counts = SegmentStats()
     for segment in partition.local_segments:
+        size = 0
         # Leave out a segment that was deleted meanwhile or cannot be read. Damage inside a segment does not raise an
         # error: `counts` has the number of damaged bytes.
         with suppress(LogfsError, OSError):
+            size = segment.size_bytes
             counts.merge(count_segment(segment, bucket_ms))
-        progress(segment.size_bytes)
+        progress(size)
         segment.close()
     return counts
 

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from logfs.cli import main
 from logfs.format.batches.record import Record
 from logfs.log.scan.segment_stats import width_for
+from logfs.report.contents import read_report
+from logfs.store.admin.requests import retention_plans
 from logfs.store.store import Store
 from tests.support.batches import NOW
 from tests.support.requirements import need_root
@@ -185,6 +187,58 @@ def test_a_report_changes_nothing_beside_a_writer(log_dir: Path) -> None:
         page = shown(log_dir)
         assert before == {path: path.stat().st_mtime_ns for path in log_dir.rglob("*")}
     assert "0 to 72" in page.row("Size", "users-0")
+
+
+def shrink(log_dir: Path) -> None:
+    """Delete the older half of the records of orders-0, and the files of their segments."""
+    with Store(log_dir, clock=Clock()) as store:
+        store.settings.set_topic("orders", "file.delete.delay.ms", "0")
+        store.delete_records("orders-0", 500)
+        store.retain(["orders-0"])
+        store.upkeep()
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_a_report_goes_on_when_segments_leave_a_log(log_dir: Path, is_deleted: bool) -> None:
+    """It has the numbers of the log as it is then; a partition that was deleted is a problem, the others stay."""
+    left = iter([True])
+
+    def interfere(size: int) -> None:
+        if next(left, False):
+            if is_deleted:
+                with Store(log_dir, clock=Clock()) as store:
+                    store.delete("orders-0")
+            else:
+                shrink(log_dir)
+
+    report = read_report([log_dir], full=True, progress=interfere)
+    found = {each.name: each for each in report.partitions}
+    assert {*found} >= {"users-0"}
+    if is_deleted:
+        assert "orders-0" not in found
+        assert len(report.problems) == 1
+        assert report.problems[0].startswith("orders-0: ")
+    else:
+        assert not report.problems
+        assert (found["orders-0"].log_start_offset, found["orders-0"].log_end_offset) == (500, 1000)
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_what_would_be_dropped_is_told_while_segments_leave_a_log(
+    log_dir: Path, is_deleted: bool
+) -> None:
+    """The plans of `retain --dry-run` are those of the logs as they are then, without deleted partitions."""
+    with Store(log_dir, clock=Clock()) as store:
+        store.settings.set_topic("orders", "retention.ms", "1000")
+    with Store(log_dir, read_only=True, clock=Clock()) as store:
+        names = [*store]
+        if is_deleted:
+            with Store(log_dir, clock=Clock()) as writer:
+                writer.delete("orders-0")
+        else:
+            shrink(log_dir)
+        plans = {plan["name"]: plan for plan in retention_plans(store, names)}
+    assert [*plans] == [name for name in names if name != "orders-0" or not is_deleted]
 
 
 @pytest.mark.parametrize("look", ["light", "dark"])

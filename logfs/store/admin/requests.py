@@ -12,6 +12,7 @@ import logging
 import os
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from logfs import errors
@@ -24,6 +25,8 @@ from logfs.errors import (
 )
 from logfs.format.base import names
 from logfs.format.files.commit_file import StagedFile, checked, typed
+from logfs.log.disk.disk import Gone
+from logfs.log.scan.segment_descriptor import until_settled
 from logfs.setting import MIRROR_SOURCE
 from logfs.store.groups import TOPIC, resolve_offset
 
@@ -512,22 +515,30 @@ def retention_plans(store: Store, chosen: Iterable[str]) -> list[dict[str, Any]]
 
     `expired` lists the segments to delete, `released` those to delete only from the local disk, each as [name of the
     .log file, base offset, next offset, bytes, reason]. `oldest` is the .log file of the oldest segment that remains,
-    and `stays` says why this segment remains; both are "" if no segment remains.
+    and `stays` says why this segment remains; both are "" if no segment remains. A partition that another process
+    deletes meanwhile is left out. Raises the errors of `Store.retention_plan` and of `until_settled`.
     """
     plans = []
     for name in chosen:
-        plan = store.retention_plan(name)
-        segments = store[name].segments[len(plan.expired) :]
-        plans.append(
-            {
-                "name": name,
-                "expired": list(map(_row, plan.expired)),
-                "released": list(map(_row, plan.released)),
-                "oldest": segments[0].path.name if plan.stays else "",
-                "stays": plan.stays,
-            }
-        )
+        partition = store[name]
+        try:
+            plans.append(until_settled(partition, partial(_retention, store, name)))
+        except (FileNotFoundError, Gone):
+            if partition.directory.exists():
+                raise
     return plans
+
+
+def _retention(store: Store, name: str) -> dict[str, Any]:
+    plan = store.retention_plan(name)
+    segments = store[name].segments[len(plan.expired) :]
+    return {
+        "name": name,
+        "expired": list(map(_row, plan.expired)),
+        "released": list(map(_row, plan.released)),
+        "oldest": segments[0].path.name if plan.stays else "",
+        "stays": plan.stays,
+    }
 
 
 def _row(expired: Expired) -> list[Any]:
