@@ -35,6 +35,9 @@ settings.load_profile(os.environ.get("LOGFS_HYPOTHESIS", "default"))
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell that runs the tests in the background ignores SIGINT. The programs that tests start must react to it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    # The same holds for `nohup`. The tests themselves go on.
+    signal.signal(signal.SIGHUP, lambda *_: None)
 
 # The most characters or bytes of a parameter that are part of a test's name.
 LONGEST_PARAMETER = 80

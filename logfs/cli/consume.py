@@ -108,23 +108,30 @@ def run(arguments: argparse.Namespace) -> int:
             try:
                 consumer.consume(signals)
             finally:
-                consumer.finish()
+                if not signals.is_second:
+                    consumer.finish()
     return signals.exit_code or (0 if consumer.is_whole else 1)
 
 
 class _Signals:
     """Catches SIGINT, SIGTERM and SIGHUP, so that the consumer ends only after the present batch and its commit.
 
-    A second signal ends the process at once. `exit_code` is 128 plus the number of the first signal, 0 for none.
+    A second signal ends the process at once, and sets `is_second`. `exit_code` is 128 plus the number of the first
+    signal, 0 for none. A signal that this process was started to ignore, as SIGHUP by `nohup`, stays ignored.
     """
 
     def __init__(self) -> None:
         self.exit_code = 0
+        self.is_second = False
 
     def __enter__(self) -> Self:
         # Python allows signal handlers in the main thread only. In another thread, do not catch the signals.
         is_main = threading.current_thread() is threading.main_thread()
-        self._before = {each: signal.signal(each, self._note) for each in _ENDING if is_main}
+        self._before = {
+            each: signal.signal(each, self._note)
+            for each in _ENDING
+            if is_main and signal.getsignal(each) is not signal.SIG_IGN
+        }
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -133,6 +140,7 @@ class _Signals:
 
     def _note(self, number: int, _: object) -> None:
         if self.exit_code:
+            self.is_second = True
             raise SystemExit(self.exit_code)
         self.exit_code = 128 + number
 

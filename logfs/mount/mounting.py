@@ -138,14 +138,18 @@ class _Option(str):
 def one_stop() -> Iterator[Callable[[], Awaitable[None]]]:
     """Yield a function that waits for SIGTERM, SIGINT or SIGHUP. After the first such signal, others are ignored.
 
-    If they were not ignored, a second Ctrl-C would end the daemon before it has unmounted and closed the store.
+    If they were not ignored, a second Ctrl-C would end the daemon before it has unmounted and closed the store. A
+    signal that this process was started to ignore, as SIGHUP by `nohup`, stays ignored.
     """
     received: list[int] = []
-    for each in _STOP:
+    heeded = [each for each in _STOP if signal.getsignal(each) is not signal.SIG_IGN]
+    for each in heeded:
         signal.signal(each, lambda number, _: received.append(number))
 
     async def stop_wanted() -> None:
-        with trio.open_signal_receiver(*_STOP) as signals:
+        if not heeded:
+            await trio.sleep_forever()
+        with trio.open_signal_receiver(*heeded) as signals:
             number = received[0] if received else await anext(signals)
         logger.info("stopping on %s", signal.Signals(number).name)
 

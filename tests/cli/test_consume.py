@@ -469,6 +469,49 @@ def test_a_signal_commits_what_was_printed(log_dir: Path, topic: str, number: in
     assert 50_000 < int(printed[-1]) < 200_009 or len(printed) < 200_010
 
 
+def test_a_second_signal_ends_without_a_commit(
+    log_dir: Path, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was printed since the last commit comes again; the exit code is that of the first signal."""
+    monkeypatch.setattr(consume, "_COMMIT_SECONDS", 3600)
+
+    def end_twice() -> None:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+
+    steps = [lambda: append(log_dir, "orders-0", "new"), end_twice]
+    with pytest.raises(SystemExit) as ended:
+        follow(monkeypatch, topic, "-g", "a", steps=steps)
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert committed(log_dir, "a") == [10, 10, 10]
+    assert ok("consume", topic, "-g", "a", *END) == "new\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_is_ignored_from_the_start_stays_ignored(
+    log_dir: Path,
+    topic: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    number: int,
+) -> None:
+    """As SIGHUP under `nohup`, and SIGINT in the background of a script; another signal ends the command."""
+    steps = [
+        lambda: signal.raise_signal(number),
+        lambda: append(log_dir, "orders-0", "later"),
+        lambda: signal.raise_signal(signal.SIGTERM if number != signal.SIGTERM else signal.SIGHUP),
+    ]
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        code = follow(monkeypatch, topic, "-g", "a", steps=steps)
+        assert signal.getsignal(number) is signal.SIG_IGN
+    finally:
+        signal.signal(number, before)
+    assert code == 128 + (signal.SIGTERM if number != signal.SIGTERM else signal.SIGHUP)
+    assert capfd.readouterr().out.split()[-1] == "later"
+    assert committed(log_dir, "a") == [11, 10, 10]
+
+
 def test_while_another_process_has_the_directory(log_dir: Path, topic: str) -> None:
     """It goes on, says that it cannot commit, and commits when the other process has ended."""
     words = [*LOGFS, "consume", topic, "-g", "a"]

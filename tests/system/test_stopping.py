@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from logfs.store.directory.log_dir import CLEAN_SHUTDOWN
-from tests.support.mounts import Mount, is_mounted
+from tests.support.mounts import Mount, clear, is_mounted
 from tests.support.processes import wait_for
 from tests.support.requirements import DEEP, need_fuse
 from tests.support.stores import assert_clean
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NAME = "orders-0"
 ENOUGH_BYTES = 300_000
@@ -125,4 +123,42 @@ def test_more_signals_while_a_mount_stops_change_nothing(tmp_path: Path, seed: i
             assert daemon.returncode == 0
         assert not is_mounted(mountpoint)
         assert (log_dir / CLEAN_SHUTDOWN).exists()
+    assert_clean(log_dir)
+
+
+@pytest.mark.parametrize("ignored", ["HUP", "INT", "HUP INT TERM"])
+def test_a_signal_that_is_ignored_from_the_start_stops_no_mount(
+    tmp_path: Path, ignored: str
+) -> None:
+    """As SIGHUP under `nohup`: the daemon keeps ignoring it, and serves on until it is unmounted or stopped."""
+    need_fuse()
+    from logfs.mount.mounting import unmount
+
+    log_dir, mountpoint = tmp_path / "log", tmp_path / "mnt"
+    for each in (log_dir, mountpoint):
+        each.mkdir()
+    command = ["sh", "-c", f"trap '' {ignored}; exec \"$@\"", "sh"]
+    command += [sys.executable, "-m", "logfs", "mount", "-f", str(log_dir), str(mountpoint)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as daemon:
+        assert daemon.stdout is not None
+        assert daemon.stdout.readline()
+        try:
+            status = Path(f"/proc/{daemon.pid}/status").read_text()
+            (mask,) = re.findall(r"SigIgn:\s*([0-9a-f]+)", status)
+            for name in ignored.split():
+                number = signal.Signals[f"SIG{name}"]
+                assert int(mask, 16) >> number - 1 & 1
+                daemon.send_signal(number)
+            (mountpoint / NAME).mkdir()
+            (mountpoint / NAME / "append").write_bytes(b"a line\n")
+            if "TERM" in ignored:
+                unmount(mountpoint)
+            else:
+                daemon.send_signal(signal.SIGTERM)
+            assert daemon.wait(60) == 0
+        finally:
+            daemon.kill()
+            clear(mountpoint)
+    assert not is_mounted(mountpoint)
+    assert (log_dir / CLEAN_SHUTDOWN).exists()
     assert_clean(log_dir)
