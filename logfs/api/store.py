@@ -152,13 +152,20 @@ class Store(Mapping[str, Partition]):
     def _stop(self, *, wait: bool = True) -> Engine | None:
         """Mark this store as closed, and return its engine, which the caller must close.
 
-        Returns None if this store was closed before. Tells the upkeep thread to end and, if `wait` is true, waits
-        until it has ended.
+        Returns None if this store was closed before. Tells the upkeep thread to end, also in the middle of a round,
+        and, if `wait` is true, waits until it has ended. If Ctrl-C interrupts this call, the engine is left.
         """
         engine, self._opened = self._opened, None
-        self._stopped.set()
-        if wait and self._upkeep is not None:
-            self._upkeep.join()
+        try:
+            self._stopped.set()
+            if engine is not None:
+                engine.stop_maintenance()
+            if wait and self._upkeep is not None:
+                self._upkeep.join()
+        except BaseException:
+            if engine is not None:
+                engine.leave()
+            raise
         return engine
 
     # The mapping of partitions.

@@ -256,9 +256,7 @@ async def _serve(
         stopping.set()
         if mirror is not None:
             mirror.stop()
-        store.compactor.stop()
-        store.mover.stop()
-        store.remote_log_manager.stop()
+        store.stop_maintenance()
         await run_in_thread(store.stop_loading)
         await run_in_thread(operations.context.requests.stop)
         nursery.cancel_scope.cancel()

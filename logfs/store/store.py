@@ -230,6 +230,11 @@ class Store:
                 time.monotonic() - began,
             )
 
+    def stop_maintenance(self) -> None:
+        """Request that running compactions, moves and copies end early, and that no others begin; does not wait."""
+        for each in (self.compactor, self.mover, self.remote_log_manager):
+            each.stop()
+
     def stop_loading(self) -> None:
         """Interrupt the running loads and recoveries, wait for their end, and start no more."""
         self.registry.loader.stop()
@@ -595,8 +600,8 @@ class Store:
 
         A log directory is marked as clean only if all of its partitions closed cleanly. Closing twice is harmless.
         """
+        self.stop_maintenance()
         self.registry.loader.stop()
-        self.remote_log_manager.stop()
         with self.registry.lock:
             log_dirs = self.log_dirs
             for log_dir in log_dirs:
@@ -616,6 +621,7 @@ class Store:
 
         Used after Ctrl-C. The partitions accept no more appends, and the next opening recovers them.
         """
+        self.stop_maintenance()
         self.registry.loader.stop()
         self._release()
 

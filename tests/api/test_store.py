@@ -331,6 +331,40 @@ def test_close_waits_for_upkeep(path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert ended[-1] <= time.monotonic()
 
 
+def test_close_ends_a_round_of_maintenance(path: Path) -> None:
+    """The end of a store with `upkeep=True` does not wait for the round of compaction that runs: the round ends."""
+    with logfs.open(path, create=True, upkeep=True) as store:
+        engine = store._engine
+        topic = store.create_topic("a", cleanup_policy="compact", segment_bytes=50_000)
+        topic.append_many([logfs.Record(b"x" * 1000, key=b"%d" % (n % 7)) for n in range(200)])
+        # At this rate, the round takes half a minute.
+        engine.settings.set_broker("log.cleaner.io.max.bytes.per.second", "15000")
+        engine.compactor.request("a-0")
+        wait_for(lambda: [each for each in engine.registry.background if each.done_bytes])
+    assert (engine.compactor.aborted, engine.compactor.rounds) == (1, 0)
+    with logfs.open(path) as store:
+        assert len([*store["a-0"].read()]) == 200
+
+
+def test_ctrl_c_while_close_waits(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while `close` waits for the upkeep thread releases the log directories."""
+    store = logfs.open(path, create=True, upkeep=True)
+    store.create("a-0").append("x")
+    assert store._upkeep is not None
+    thread, real = store._upkeep, store._upkeep.join
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(thread, "join", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        store.close()
+    assert store.closed
+    with logfs.open(path) as again:
+        assert [record.value for record in again["a-0"].read()] == [b"x"]
+    real()
+
+
 WRONG = (5, -1, 1.5, None, True, b"x", [], {}, object(), "", "x", {1: 1}, 2**70)
 
 
