@@ -34,6 +34,7 @@ FOLDERS = {
         "settings",
         "directory",
         "registry",
+        "partition_identity",
         "internal_topic",
         "topic",
         "checkpoints",

@@ -17,6 +17,7 @@ from logfs.log.read.read_committed import isolation_level
 from logfs.store.admin import client
 from logfs.store.admin.requests import CommitOffsets
 from logfs.store.group_members import GroupMember, Place
+from logfs.store.partition_identity import PartitionIdentity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -85,10 +86,8 @@ class Consumer:
         # counts as consumed.
         self._in_hand: tuple[str, int] | None = None
         self._is_closed = False
-        # The ids of the topics; and for each partition, the id that its topic had when this member began to read the
-        # partition.
-        self._topic_ids: dict[str, object] = {}
-        self._ids: dict[str, object] = {}
+        # Which partition this member began to read under each name.
+        self._ids: dict[str, PartitionIdentity] = {}
         self._join_at = 0.0
         self._committed = -_COMMIT_SECONDS
         self._find()
@@ -196,10 +195,8 @@ class Consumer:
         if now < self._join_at:
             return
         found = self._find()
-        topics = {names.parse_directory(name).topic for name in found}
-        self._topic_ids = {each: self._store._engine.registry.topic_id(each) for each in topics}
         for name in found:
-            if name in self._member.places and self._id_of(name) != self._ids[name]:
+            if name in self._member.places and not self._is_same(name):
                 # The partition was deleted and created again: begin anew.
                 self._forget(name)
         self._member.join(found, self._release)
@@ -208,19 +205,21 @@ class Consumer:
         end = time.monotonic()
         self._join_at = end + max(_POLL_SECONDS, 10 * (end - now))
 
-    def _id_of(self, name: str) -> object:
-        return self._topic_ids[names.parse_directory(name).topic]
+    def _is_same(self, name: str) -> bool:
+        """Whether a partition is still the one that this member began to read; True if it is offline or deleted."""
+        log = self._store._engine.find(name)
+        return log is None or self._ids[name].is_of(log)
 
     def _place(self, name: str) -> Place:
         """Return where to begin in a partition: at the committed offset or, if there is none, as `begin` says."""
-        self._ids[name] = self._id_of(name)
-        partition, begin = self._store[name], self._begin
-        start, end = partition.log_start_offset, partition.log_end_offset
+        log, begin = self._store._log(name), self._begin
+        self._ids[name] = PartitionIdentity(log)
+        start, end = log.log_start_offset, log.log_end_offset
         committed = self._store.groups._refreshed().committed(self.group, name)
         if committed is not None:
             return Place(min(committed.offset, end), committed.offset)
         if isinstance(begin, datetime):
-            found = partition.offset_for_time(begin)
+            found = self._store[name].offset_for_time(begin)
             return Place(end if found is None else found.offset, -1)
         offset = (
             {"earliest": start, "latest": end}.get(begin, begin)
@@ -250,6 +249,10 @@ class Consumer:
                 self._forget(name)
                 continue
             reader = partition._reader(self._isolation)
+            if not self._ids[name].is_of(reader.log):
+                # The partition was deleted and created again: the next join begins anew.
+                self._forget(name)
+                continue
             if place.taken > reader.log.log_end_offset:
                 # The log was truncated: begin at its end.
                 self._forget(name)
@@ -284,16 +287,18 @@ class Consumer:
         return True
 
     def _commit(self, offsets: dict[str, int]) -> None:
-        # Leave out partitions that were deleted or truncated: they must not keep the group from committing in the
-        # others.
-        engine = self._store._engine
+        # Leave out partitions that were deleted, and perhaps created again, or truncated: they must not keep the group
+        # from committing in the others.
+        engine = self._store._refreshed()
+        same = {name: offset for name, offset in offsets.items() if self._is_same(name)}
         if engine.read_only:
-            texts = {name: str(offset) for name, offset in offsets.items()}
+            texts = {name: str(offset) for name, offset in same.items()}
             client.call(self._log_dirs, CommitOffsets(self.group, texts, skips_missing=True))
-        else:
-            known = {
-                name: at
-                for name, at in offsets.items()
-                if name in engine and at <= engine[name].log_end_offset
-            }
+            return
+        known = {}
+        for name, log in ((name, engine.find(name)) for name in same):
+            offset = None if log is None else log.committable(same[name])
+            if offset is not None:
+                known[name] = offset
+        if known:
             self._store.groups.commit(self.group, known)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from logfs.api.arguments import checked_timeout
 from logfs.api.chunks import Entry, add_chunk
+from logfs.store.partition_identity import PartitionIdentity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from logfs.api.partition import Partition
     from logfs.api.store import Store
     from logfs.format.batches.record import Record
+    from logfs.log.read.reader import Reader
 
 R = TypeVar("R")
 
@@ -27,6 +29,8 @@ _LONGEST_PAUSE = 0.1
 
 class Following(Generic[R]):
     """An iterator, also for `async for`, over the records of one or several partitions from given offsets on.
+
+    A partition that is deleted and created again is read from its start.
 
     At the log end the iterator waits for new records. The iteration ends if none comes within the timeout; another
     loop over the object continues with the next record. The iteration raises `OffsetOutOfRange` if retention has
@@ -52,6 +56,7 @@ class Following(Generic[R]):
         self._store = store
         self._partitions = partitions
         self._offsets = dict(offsets)
+        self._ids = {name: PartitionIdentity(store._log(name)) for name in self._offsets}
         self._make = make
         self._timeout = checked_timeout(timeout)
         self._isolation = isolation
@@ -69,6 +74,10 @@ class Following(Generic[R]):
         """Go on at `offset` in the partition with the name `partition`."""
         self._read.clear()
         self._offsets[partition] = offset
+        self._ids.pop(partition, None)
+        log = self._store._engine.find(partition)
+        if log is not None:
+            self._ids[partition] = PartitionIdentity(log)
 
     def __iter__(self) -> Self:
         return self
@@ -108,13 +117,21 @@ class Following(Generic[R]):
         """Read a chunk of each partition that has new records, and return their entries (see `add_chunk`)."""
         taken: list[Entry[R]] = []
         for partition in self._partitions():
-            start = self._offsets.get(partition.name)
-            start = partition.log_start_offset if start is None else start
             reader = partition._reader(self._isolation)
+            start = self._start(partition.name, reader)
             reader.check_readable(start)
             if not add_chunk(taken, partition, reader, start, self._make):
                 break
         return taken
+
+    def _start(self, name: str, reader: Reader) -> int:
+        """Return the offset from which to read on, for a new partition the log start."""
+        if name not in self._ids or not self._ids[name].is_of(reader.log):
+            if name in self._ids:
+                # The partition was deleted and created again.
+                self._offsets.pop(name, None)
+            self._ids[name] = PartitionIdentity(reader.log)
+        return self._offsets.get(name, reader.log_start_offset)
 
     def _next_pause(self, stop: type[Exception]) -> float:
         """Return how long (seconds) to wait for new records. Raises `stop` once the timeout has passed."""

@@ -245,6 +245,104 @@ def test_a_group_goes_on_without_a_deleted_partition(
     store.close()
 
 
+def _recreate(store: logfs.Store, names: list[str], count: int) -> None:
+    for name in names:
+        store[name].delete()
+    for name in names:
+        store.create(name).append_many([f"new{n}" for n in range(count)])
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+@pytest.mark.parametrize("names", [["orders-0"], [f"orders-{n}" for n in range(4)]])
+def test_a_partition_that_is_created_again_is_read_from_its_start(
+    store: logfs.Store, log_dir: Path, names: list[str], read_only: bool
+) -> None:
+    """A consumer and a follower of the old one get all records of the new one, also if the topic is the same."""
+    seen = store if not read_only else logfs.open(log_dir, "r")
+    with seen.consumer("orders-0", group="g", timeout=0, auto_commit=not read_only) as consumer:
+        following = seen["orders-0"].follow(0, timeout=0)
+        for _ in range(3):
+            next(consumer), next(following)
+        _recreate(store, names, 10)
+        new = [b"new%d" % n for n in range(10)]
+        assert [each.value for each in consumer][-10:] == new
+        assert [each.value for each in following][-10:] == new
+    if read_only:
+        seen.close()
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_a_partition_that_is_moved_or_restored_is_read_on(
+    tmp_path: Path, is_moved: bool, read_only: bool
+) -> None:
+    """No record is read again after a move to another log directory, or after a deletion that was undone."""
+    paths = [tmp_path / "one", tmp_path / "two"]
+    with logfs.open(paths, create=True) as store:
+        store.create("t-0").append_many([f"{n}" for n in range(5)])
+        seen = logfs.open(paths, "r") if read_only else store
+        consumer = seen.consumer("t-0", group="g", timeout=0, auto_commit=False)
+        following = seen["t-0"].follow(0, timeout=0)
+        assert len([*consumer]) == len([*following]) == 5
+        engine = store._engine
+        if is_moved:
+            homes = {each.path for each in engine.log_dirs} - {engine.registry.home("t-0")}
+            engine.move("t-0", *homes)
+        else:
+            store["t-0"].delete()
+            store.undelete("t-0")
+        store["t-0"].append("new")
+        assert [each.value for each in consumer] == [b"new"]
+        assert [each.value for each in following] == [b"new"]
+        consumer.close()
+        if read_only:
+            seen.close()
+
+
+@pytest.mark.parametrize("names", [["orders-0"], [f"orders-{n}" for n in range(4)]])
+def test_what_was_read_of_a_deleted_partition_is_not_committed(
+    store: logfs.Store, names: list[str]
+) -> None:
+    """The end of the block commits nothing for a partition that was deleted and created again in it."""
+    with store.consumer(["orders-0", "orders-1"], group="g", timeout=0) as consumer:
+        assert len([*consumer]) == 10
+        _recreate(store, names, 10)
+    assert store.groups.get("g", {}) == ({} if len(names) > 1 else {"orders-1": 5})
+    with store.consumer("orders-0", group="g", timeout=0) as consumer:
+        assert len([*consumer]) == 10
+
+
+def test_a_read_only_consumer_commits_nothing_for_a_deleted_partition(
+    store: logfs.Store, log_dir: Path
+) -> None:
+    """A commit beside other programs leaves out a partition that they have deleted and created again."""
+    store.close()
+    with logfs.open(log_dir, "r") as live:
+        with live.consumer(["orders-0", "orders-1"], group="g", timeout=0) as consumer:
+            assert len([*consumer]) == 10
+            with logfs.open(log_dir) as other:
+                _recreate(other, ["orders-0"], 10)
+        assert live.groups["g"] == {"orders-1": 5}
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_commit_of_an_offset_that_has_left_the_log(
+    store: logfs.Store, log_dir: Path, read_only: bool
+) -> None:
+    """The log start, or the log end, is committed in its place, and the other partitions are committed, too."""
+    names = ["orders-0", "orders-1", "orders-2"]
+    store.close()
+    live = logfs.open(log_dir, "r" if read_only else "r+")
+    with live, live.consumer(names, group="g", timeout=0, auto_commit=False) as consumer:
+        assert len([*consumer]) == 15
+        with logfs.open(log_dir) if read_only else nullcontext(live) as writer:
+            writer["orders-1"].append_many(["5", "6", "7", "8"])
+            writer["orders-1"].delete_records(8)
+            writer["orders-2"].truncate(0)
+        consumer.commit()
+        assert live.groups["g"] == {"orders-0": 5, "orders-1": 8, "orders-2": 0}
+
+
 def test_a_consumer_in_a_transaction(store: logfs.Store) -> None:
     """Read, transform, write, commit the offsets together: after an abort the group reads the same again."""
     out = store.create_topic("out")

@@ -196,7 +196,8 @@ class LivePartition(Log):
             assert isinstance(segment, LiveSegment)
             segment.note_log()
         self._recovery_point = loaded.recovery_point
-        self._identity = before.identity
+        # The inode number of the directory.
+        self.identity = before.identity
         # The log start offset from the checkpoint file, limited to the offsets in the .log files. A broker writes the
         # checkpoint once a minute, so the first .log file may begin at a later offset.
         self._checkpointed_start = loaded.log_start_offset
@@ -331,7 +332,7 @@ class LivePartition(Log):
         number = self._looks
         found, is_settled = self.disk.stat_settled(self.directory)
         mtime_ns = found.mtime_ns if is_settled else None
-        if found.identity != self._identity or found.mtime_ns == self._seen_directory:
+        if found.identity != self.identity or found.mtime_ns == self._seen_directory:
             return _Look(number, found.identity, mtime_ns, None, ())
         listing = _list(self.disk, self.directory)
         remote: Sequence[Segment] = ()
@@ -346,7 +347,7 @@ class LivePartition(Log):
 
         The caller must hold `lock`.
         """
-        if look.identity != self._identity:
+        if look.identity != self.identity:
             # The path leads to another partition now. The next refresh of the store replaces this partition.
             return False
         changed = False

@@ -262,6 +262,14 @@ class Reader:
                 f"[{state.log_start_offset}, {state.log_end_offset}]"
             )
 
+    def committable(self, offset: int) -> int | None:
+        """Return what a group that has read the records below `offset` can commit; None if the log was cut below it.
+
+        This is the log start offset if it is above `offset`.
+        """
+        state = self.log.state
+        return max(offset, state.log_start_offset) if offset <= state.log_end_offset else None
+
     def _range(self, offset: int | None, end: int | None) -> tuple[LogState, int, int]:
         """Return the state of the log, and the first and the end offset to read in it, for a read of [offset, end).
 

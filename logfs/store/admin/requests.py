@@ -330,8 +330,8 @@ class CommitOffsets(Request, operation="commit_offsets"):
 
     `offsets` maps the name of a partition, or of a topic for all of its partitions, to a text that `resolve_offset`
     accepts, such as a number. With `skips_missing`, each name is that of a partition, and partitions that do not
-    exist, or whose logs end below the offset, are skipped. In the answer, `offsets` has the committed offset of each
-    partition, which is durable.
+    exist, or whose logs end below the offset, are skipped; the log start is committed for an offset below it. In the
+    answer, `offsets` has the committed offset of each partition, which is durable.
     """
 
     group: str
@@ -351,8 +351,10 @@ class CommitOffsets(Request, operation="commit_offsets"):
             else:
                 meant = names.partitions_named(wanted, homes)
             for name in meant:
-                offset = resolve_offset(store[name], words)
-                if not self.skips_missing or offset <= store[name].log_end_offset:
+                offset: int | None = resolve_offset(store[name], words)
+                if self.skips_missing:
+                    offset = store[name].committable(offset)
+                if offset is not None:
                     found[name] = offset
         if found:
             store.groups.commit_all(self.group, found)

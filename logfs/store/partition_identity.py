@@ -1,0 +1,47 @@
+"""Tells whether a name still stands for the same partition, or for one that was created after a deletion."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+from weakref import ref
+
+from logfs.log.follow.live_partition import LivePartition
+from logfs.store.directory.topic_id import read_topic_id
+
+if TYPE_CHECKING:
+    from logfs.log.read.log import Log
+
+
+class PartitionIdentity:
+    """What distinguishes a partition from a later one with the same name, which may have the same topic id.
+
+    A partition stays the same when it is moved to another log directory, or deleted and restored.
+    """
+
+    def __init__(self, log: Log) -> None:
+        self._log = ref(log)
+        self._topic_id = read_topic_id(log.disk, log.directory)
+        self._log_dir = log.directory.parent
+        # The inode number of the directory; None if another process has removed the directory.
+        self._inode: int | None = None
+        if isinstance(log, LivePartition):
+            self._inode = log.identity
+        else:
+            with suppress(FileNotFoundError):
+                self._inode = log.disk.stat(log.directory).identity
+
+    def is_of(self, log: Log) -> bool:
+        """Whether `log` is of the same partition. Costs nothing while the store has the same object for it."""
+        if self._log() is log:
+            return True
+        now = PartitionIdentity(log)
+        is_same = None in (self._topic_id, now._topic_id) or self._topic_id == now._topic_id
+        if self._log_dir == now._log_dir:
+            is_same &= self._inode is not None and self._inode == now._inode
+        else:
+            # In a writable store, a move keeps the object.
+            is_same &= isinstance(log, LivePartition)
+        if is_same:
+            self._log, self._log_dir, self._inode = now._log, now._log_dir, now._inode
+        return is_same
