@@ -31,7 +31,7 @@ from logfs.locks import Level, make_rlock
 from logfs.setting import broker_setting, topic_setting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from logfs.log.disk.disk import Disk
@@ -191,21 +191,43 @@ class Settings:
             self.broker_overrides, self.broker_config = broker, config
             self.version += 1
 
-    def reread(self, topic: str) -> None:
-        """Read the settings of a topic and of the broker level again, in a read-only store.
+    def reread(self, topics: Iterable[str] | None = None) -> None:
+        """Read the broker-level settings and those of `topics` again, in a read-only store.
 
-        If a settings file cannot be read or is invalid, a warning is logged and all settings stay as they were.
+        Without `topics`, all settings that were read before are read again. If a settings file cannot be read or is
+        invalid, a warning is logged, and its settings stay as they were.
         """
-        try:
-            overrides = self._read(_topic_file(topic), topic_setting)
-            broker = self._read(BROKER_FILE, broker_setting)
-            config = BrokerConfig.resolve(broker)
-        except (LogfsError, OSError) as error:
-            logger.warning("topic %s: old settings stay, new ones cannot be read: %s", topic, error)
-            return
+        broker = self._reread(
+            BROKER_FILE, broker_setting, self.broker_overrides, BrokerConfig.resolve
+        )
         with self._lock:
-            self.broker_overrides, self.broker_config = broker, config
-            self._topics[topic] = overrides
+            self.broker_overrides, self.broker_config = broker, BrokerConfig.resolve(broker)
+        for topic in list(self._topics) if topics is None else topics:
+            before = self.topic_overrides(topic)
+            overrides = self._reread(
+                _topic_file(topic),
+                topic_setting,
+                before,
+                lambda now: LogConfig.resolve(now, broker),
+            )
+            with self._lock:
+                self._topics[topic] = overrides
+
+    def _reread(
+        self,
+        name: str,
+        setting: Callable[[str], Setting],
+        before: Mapping[str, str],
+        resolve: Callable[[Mapping[str, str]], object],
+    ) -> Mapping[str, str]:
+        try:
+            overrides = self._read(name, setting)
+            resolve(overrides)
+        except (LogfsError, OSError) as error:
+            logger.warning("%s: old settings stay, new ones cannot be read: %s", name, error)
+            return before
+        # The same object shows that the settings in force need not be computed again.
+        return before if overrides == before else overrides
 
     def check_removable(self, topic: str) -> None:
         """Raise the errors of `_check_log_dirs` if a topic has overrides, and `remove_topic` would leave a copy."""

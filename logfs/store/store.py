@@ -539,7 +539,7 @@ class Store:
             raise StoreClosed(f"{name}: the store is closed; open it again")
 
     def refresh(self, name: str | None = None) -> None:
-        """Bring a read-only store up to date with the partitions and records that other processes have changed.
+        """Bring a read-only store up to date with what other processes have changed: partitions, records, settings.
 
         In a writable store this does nothing. A deleted partition is removed from the store. A partition that was
         deleted and created again becomes a new object; readers of the old object can still read its segments. With
@@ -554,6 +554,8 @@ class Store:
                 if log_dir.has_changed() or self.registry.loader.may_work_now(log_dir)
             ]
             if changed:
+                # A changed settings file has another inode, which changes the mtime of the log directory.
+                self.settings.reread()
                 self.registry.loader.refresh(changed)
                 self.registry.find_missing_log_dirs()
         if changed and not self._is_lazy:

@@ -119,6 +119,42 @@ def test_a_live_store_sees_what_another_writes(path: Path) -> None:
         assert seen.log_end_offset == 0
 
 
+def test_a_live_store_sees_changed_settings(path: Path) -> None:
+    """In a store opened with "r", a setting has the value that a writer has given it, or to the store, before."""
+    with logfs.open(path, create=True) as store, logfs.open(path, "r") as live:
+        settings = store.create_topic("a", retention_ms="1d").settings
+        seen = live.topic("a").settings
+        assert seen["retention.ms"] == "86400000"
+        settings["retention.ms"] = "2d"
+        assert seen["retention.ms"] == "172800000"
+        assert live._engine["a-0"].config.retention_ms == 172_800_000
+        del settings["retention.ms"]
+        store._engine.settings.set_broker("log.retention.ms", "3d")
+        assert seen["retention.ms"] == "259200000"
+        settings["retention.ms"] = "2d"
+        store.topic("a").delete()
+        store.create_topic("a", segment_bytes=50_000)
+        assert (seen["retention.ms"], seen["segment.bytes"]) == ("259200000", "50000")
+
+
+def test_a_live_store_keeps_its_settings_if_new_ones_are_invalid(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A file that cannot be read is warned of; the settings of other topics are still followed."""
+    with logfs.open(path, create=True) as store, logfs.open(path, "r") as live:
+        for name in ("a", "b"):
+            store.create_topic(name, retention_ms="1d")
+            assert live.topic(name).settings["retention.ms"] == "86400000"
+        (path / "new").write_text("retention.ms=never\n")
+        (path / "new").rename(path / "a@p")
+        store.topic("b").settings["retention.ms"] = "2d"
+        assert live.topic("a").settings["retention.ms"] == "86400000"
+        assert live.topic("b").settings["retention.ms"] == "172800000"
+        assert "a@p: old settings stay" in caplog.text
+        store.topic("a").settings["retention.ms"] = "3d"
+        assert live.topic("a").settings["retention.ms"] == "259200000"
+
+
 def test_every_call_on_a_closed_store_is_an_error(path: Path) -> None:
     """After `close`, a call on the store or on what it gave raises `StoreClosed`; closing again is harmless."""
     store = logfs.open(path, create=True)

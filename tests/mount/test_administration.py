@@ -1093,6 +1093,10 @@ def test_read_only_beside_a_writer(make_mount: MakeMount) -> None:
     # At once, and not only after the next refresh of the reader's upkeep.
     assert orjson.loads((reader.path / "orders-0/status.json").read_bytes())["log_end_offset"] == 2
     assert (orders / "records").read_bytes() == b"a\nb\n"
+    setting = reader.path / "orders-0/config/retention.ms"
+    assert setting.read_text() == "604800000\n"
+    (orders / "config/retention.ms").write_text("1d")
+    wait_for(lambda: setting.read_text() == "86400000\n")
     reader.stop()
     (orders / "append").write_bytes(b"c\n")
     assert (orders / "records").read_bytes() == b"a\nb\nc\n"

@@ -256,7 +256,7 @@ class TieredLogs:
         """
         log = self.of(partition)
         if log is None:
-            self._registry.settings.reread(partition.topic)
+            self._registry.settings.reread([partition.topic])
             log = self.of(partition)
         if log is None:
             return []
