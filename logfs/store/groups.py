@@ -126,13 +126,18 @@ class Groups:
         """Return the commit of a group for the partition `wanted`, or None if there is none.
 
         After a change of the number of partitions of `__consumer_offsets`, several of them may have a commit of the
-        group. Then the commit in the partition that the group's hash selects now is preferred.
+        group. Then the newest counts; of equally new ones, that in the partition that the group's hash selects now.
         """
         holders = self._holders(group, wanted)
         if len(holders) > 1:
-            counts = self._partition_of(group)
-            holders.sort(key=lambda replay: replay.log.partition != counts)
-        return holders[0].commits[wanted][group].commit if holders else None
+            selected = self._partition_of(group)
+
+            def age(replay: _Replay) -> tuple[int, bool]:
+                commit = replay.commits[wanted][group].commit
+                return commit.commit_timestamp, replay.log.partition == selected
+
+            holders.sort(key=age)
+        return holders[-1].commits[wanted][group].commit if holders else None
 
     def commit(self, group: str, name: str, offset: int, metadata: str = "") -> OffsetCommit:
         """Commit `offset`, the next offset that the group will read in the partition `name` (see `commit_all`)."""

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from logfs.errors import Corrupt, InvalidStore, PartitionExists, PartitionFailed
+from logfs.errors import Corrupt, InvalidSetting, InvalidStore, PartitionExists, PartitionFailed
 from logfs.format.base.names import partitions_of
 from logfs.log.segment.batch_iterator import DamagedRange
 from logfs.store.directory.log_dir import STORE_DIRS
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from logfs.log.append.partition import Partition
     from logfs.log.read.log import Log
     from logfs.store.registry import PartitionRegistry
+    from logfs.store.settings import BrokerSettings
 
 logger = logging.getLogger(__name__)
 
@@ -59,18 +60,29 @@ class InternalTopic:
     first_settings: Callable[[], Mapping[str, str]]
     what: str
 
-    def partition_count(self) -> int:
+    def partition_count(self, broker: BrokerSettings | None = None) -> int:
         """Return the number of partitions: the setting, or the number that a broker chose.
 
         If the setting was not changed in this store, and the partitions, offline ones included, are numbered 0, 1, 2,
-        … without a gap, then a broker is assumed to have created them, and their number is returned.
+        … without a gap, then a broker is assumed to have created them, and their number is returned. `broker` has
+        other broker-level settings than those in force.
         """
         settings = self.registry.settings
-        if self.count_setting not in settings.broker_overrides:
+        overrides, config = broker or (settings.broker_overrides, settings.broker_config)
+        if self.count_setting not in overrides:
             here = self.registry.partitions_of(self.topic)
             if here and here[-1] == f"{self.topic}-{len(here) - 1}":
                 return len(here)
-        return int(getattr(settings.broker_config, self.count_setting.replace(".", "_")))
+        return int(getattr(config, self.count_setting.replace(".", "_")))
+
+    def check_count(self, broker: BrokerSettings) -> None:
+        """Raise `InvalidSetting` if the topic has partitions, and their number would be another with `broker`."""
+        count = self.partition_count()
+        if self.partition_count(broker) != count and self.registry.partitions_of(self.topic):
+            raise InvalidSetting(
+                f"{self.count_setting}: is fixed at {count}, because {self.topic} has partitions: with another "
+                f"number, {self.what} would not be found"
+            )
 
     def logs(self) -> list[Log]:
         """Return the partitions that exist and are not offline."""

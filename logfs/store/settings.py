@@ -14,7 +14,7 @@ import logging
 import time
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.config import BrokerConfig, LogConfig
 from logfs.errors import (
@@ -46,6 +46,13 @@ HEADER = b"# Settings that were changed in logfs. Kafka ignores this file.\n"
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
+class BrokerSettings(NamedTuple):
+    """Broker-level settings: the changed ones, as texts by name, and those in force."""
+
+    overrides: Mapping[str, str]
+    config: BrokerConfig
+
+
 class Settings:
     """The settings of a store's topics and of the broker level: the changed ones (overrides), and those in force.
 
@@ -73,6 +80,8 @@ class Settings:
         self.broker_config = BrokerConfig.resolve(self.broker_overrides)
         # Incremented by each change of a topic or of the broker level, so that callers can tell that one was made.
         self.version = 0
+        # Called with changed broker-level settings before they are written; may raise `InvalidSetting`.
+        self.broker_checks: list[Callable[[BrokerSettings], object]] = []
         # When this process removed a settings file, by file name (ns since the epoch): no mtime shows a removal.
         self._removed_ns: dict[str, int] = {}
 
@@ -170,7 +179,7 @@ class Settings:
         """Change broker-level settings durably, all or none; they take effect at once.
 
         `changes` and the errors are as for `change_topic`. `InvalidSetting` is also raised for a value that
-        contradicts a setting of any topic.
+        contradicts a setting of any topic, or that is fixed.
         """
         if not changes:
             return
@@ -178,6 +187,8 @@ class Settings:
             broker = _changed(self.broker_overrides, broker_setting, changes)
             config = BrokerConfig.resolve(broker)
             LogConfig.resolve(_NOTHING, broker)
+            for check in self.broker_checks:
+                check(BrokerSettings(broker, config))
             topics = {
                 entry.name.removesuffix(TOPIC_SUFFIX)
                 for disk, log_dir in self._log_dirs()

@@ -518,6 +518,25 @@ def test_the_number_of_partitions_can_change(store: Store, topic: Partition) -> 
     assert offsets(store) == {"g2": 6}
 
 
+def test_the_newest_commit_counts_after_changes_of_the_number(
+    store: Store, topic: Partition, clock: Clock
+) -> None:
+    """It does so if the number changes to and fro: the partition of the group now may have an older commit."""
+    for count, offset in (("50", 10), ("7", 20), ("50", None)):
+        clock.now_ms += 1
+        store.settings.set_broker("offsets.topic.num.partitions", count)
+        if offset is not None:
+            store.groups.commit("g1", "orders-0", offset)
+        assert offsets(store) == {"g1": offset or 20}
+    # Of two commits of the same time, that in the partition of the group counts.
+    store.groups.commit("g1", "orders-0", 5)
+    clock.now_ms += 1
+    store.groups.commit("g1", "orders-0", 6)
+    store.settings.set_broker("offsets.topic.num.partitions", "7")
+    store.groups.commit("g1", "orders-0", 7)
+    assert offsets(store) == {"g1": 7}
+
+
 def test_a_new_partition_has_no_committed_offsets(log_dir: Path) -> None:
     """Also if an earlier one of its name was removed without them, as by an interrupted deletion."""
     with Store(log_dir) as store:

@@ -375,6 +375,26 @@ def test_a_reader_goes_on_while_its_segments_leave(
 # Copying.
 
 
+def test_the_number_of_metadata_partitions_is_fixed(
+    log_dir: Path, bucket: Path, clock: Clock
+) -> None:
+    """It can be chosen until the first copy; a later change, which would lose the remote segments, is refused."""
+    name = "remote.log.metadata.topic.num.partitions"
+    with Store(log_dir, clock=clock) as store:
+        for count in ("9", None, "20"):
+            store.settings.set_broker(name, count)
+        fill(tiered(store, bucket))
+        tier(store)
+    with Store(log_dir, clock=clock) as store:
+        partition = store["orders-0"]
+        assert partition.local_start_offset > 0
+        for count in ("7", "50", None):
+            with pytest.raises(InvalidSetting, match=r"num\.partitions: is fixed at 20"):
+                store.settings.set_broker(name, count)
+        store.settings.change_broker({name: "20", "log.retention.ms": "-1"})
+        assert partition.record(0) is not None
+
+
 def test_objects_are_those_of_the_layout(log_dir: Path, bucket: Path, clock: Clock) -> None:
     """What is in the bucket alone reads as the sealed part of the log, byte for byte."""
     with Store(log_dir, clock=clock) as store:

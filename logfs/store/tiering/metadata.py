@@ -61,6 +61,8 @@ class RemoteLogMetadata:
             lambda: {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"},
             "the descriptions of remote segments",
         )
+        # With another number, the records about most partitions would be looked for in other metadata partitions.
+        registry.settings.broker_checks.append(self._topic.check_count)
         self._lock = make_lock(Level.METADATA)
         self._replays: dict[int, _Replay] = {}
 
