@@ -205,21 +205,33 @@ class Groups:
     def forget(self, group: str, name: str) -> bool:
         """Remove the commit of a group for a partition, durably, and return whether there was a commit.
 
-        Raises `InvalidName`, `NotWritable`, and the errors of an append and of a flush.
+        A commit in an open transaction is removed, too. Raises `InvalidName`, `NotWritable`, and the errors of an
+        append and of a flush.
         """
         return self._forget([group], name)
 
     def forget_partition(self, name: str) -> None:
-        """Remove the commits of all groups for a partition, durably, as Kafka does for a deleted partition."""
-        self._forget(self.of(name), name)
+        """Remove the commits of all groups for a partition, durably, as Kafka does for a deleted partition.
+
+        Those in open transactions are removed, too. Raises `PartitionFailed` if a partition of `__consumer_offsets`
+        is offline: the commits in it cannot be removed.
+        """
+        wanted = names.parse_directory(name)
+        with self._following():
+            groups = {group for replay in self._replays for group in replay.groups_of(wanted)}
+        self._forget(sorted(groups), name)
+        self._topic.check_online()
 
     def check_open(self) -> None:
-        """Raise `InvalidStore` if partitions of `__consumer_offsets` are in log directories that were not opened.
+        """Raise an error if some commits are unknown: `InvalidStore` or `PartitionFailed`.
 
-        The commits in these log directories of the store are unknown. A log directory that is missing from the disk
-        is ignored. Raises `OSError` if one cannot be read.
+        A partition of `__consumer_offsets` is in a log directory of the store that was not opened, or is offline. A
+        log directory that is missing from the disk is ignored. Raises `OSError` if one cannot be read.
         """
         self._topic.check_open(may_be_absent=True)
+        # Load the partitions that are not loaded yet.
+        self._topic.logs()
+        self._topic.check_online()
 
     def _forget(self, groups: Iterable[str], name: str) -> bool:
         wanted = names.parse_directory(name)
@@ -227,7 +239,9 @@ class Groups:
         for group in groups:
             key = _encode_key(group, wanted)
             with self._writing(group), self._following():
-                for replay in self._holders(group, wanted):
+                for replay in self._replays:
+                    if group not in replay.groups_of(wanted):
+                        continue
                     log = writable(replay.log)
                     log.append([Record(None, key)])
                     changed.add(log)
@@ -292,6 +306,12 @@ class _Replay(Replay):
 
     def forget(self) -> None:
         self.commits, self._pending = {}, {}
+
+    def groups_of(self, wanted: TopicPartition) -> set[str]:
+        """Return the groups that have a commit for a partition, also one in an open transaction."""
+        pending = (key for commits in self._pending.values() for key in list(commits))
+        found = {key.group for key in pending if (key.topic, key.partition) == wanted}
+        return found | self.commits.get(wanted, {}).keys()
 
     def apply(self, batch: Batch) -> None:
         header = batch.header

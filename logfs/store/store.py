@@ -315,7 +315,7 @@ class Store:
         leader epoch until its first batch is appended.
 
         Raises the errors of `check_creatable`, `OSError`, such as `LogDirFailed`, `InvalidSetting` if the settings of
-        the topic contradict each other, and the errors of `Commits.forget_partition` and `Groups.forget`.
+        the topic contradict each other, and the errors of `Commits.forget_partition` and `Groups.forget_partition`.
         """
         self.check_creatable(name, mirror_of=mirror_of)
         parsed = names.parse_directory(name)
@@ -395,8 +395,8 @@ class Store:
         are removed, too, and with the last partition of a topic also the topic's settings. Raises `UnknownPartition`,
         `NotWritable`, the error that keeps the partition offline, `InvalidStore` if a partition of
         `__consumer_offsets` or the settings to remove are in a log directory of the store that was not opened,
-        `LogDirFailed` if the settings cannot be removed from a failed one, and, with `only_empty`,
-        `PartitionNotEmpty` if the partition has records.
+        `PartitionFailed` if a partition of `__consumer_offsets` is offline, `LogDirFailed` if the settings cannot be
+        removed from a failed log directory, and, with `only_empty`, `PartitionNotEmpty` if the partition has records.
         """
         self._check_writable(name)
         self.deleter.delete(name, only_empty=only_empty)

@@ -159,6 +159,24 @@ def test_a_deleted_partition_is_forgotten(store: Store, topic: Partition) -> Non
     assert offsets(store, "orders-1") == {"a": 0, "b": 0}
 
 
+def test_commits_in_open_transactions_are_forgotten_with_the_partition(log_dir: Path) -> None:
+    """A transaction that ends later commits no offset for a new partition of the name, and those for others."""
+    with logfs.open(log_dir, create=True) as store:
+        for name in ("orders-0", "orders-1"):
+            store.create(name).append_many(["old"] * 100)
+        store.groups.commit("both", {"orders-0": 50})
+        transaction = store.transaction("id")
+        for group in ("pending", "both"):
+            transaction.commit_offsets(group, {"orders-0": 100, "orders-1": 100})
+        store["orders-0"].delete()
+        store.create("orders-0").append_many(["new"] * 10)
+        transaction.commit()
+        expected = {"orders-1": 100}
+        assert dict(store.groups) == {"pending": expected, "both": expected}
+    with logfs.open(log_dir) as store:
+        assert dict(store.groups) == {"pending": expected, "both": expected}
+
+
 @pytest.mark.parametrize("offset", [-1, 4, 21])
 def test_offsets_outside_the_log_are_refused(store: Store, topic: Partition, offset: int) -> None:
     """Only an offset from the log start to the log end, both included, can be committed."""
@@ -1030,6 +1048,25 @@ def test_a_commit_in_an_offline_partition_is_an_error_and_not_missing(log_dir: P
         found = store.groups.committed("billing", "orders-0")
         assert found is not None
         assert found.offset == 1
+
+
+def test_no_partition_is_deleted_or_created_while_offsets_are_offline(tmp_path: Path) -> None:
+    """Offsets that were committed for it cannot be removed then, and would count for a new partition of the name."""
+    holder, other, orders = split_store(tmp_path)
+    with Store([holder, other]) as store:
+        store.groups.commit("a", orders, 1)
+        offsets_name = store.groups.log_of("a").name.directory
+    with Store([holder, other]) as store:
+        next(each for each in store.log_dirs if each.path == holder).disk.fail("broken")
+        store.registry.take_failed_offline()
+        for change in (lambda: store.delete(orders), lambda: store.create("orders-99")):
+            with pytest.raises(PartitionFailed, match=f"{offsets_name}: the committed .* offline"):
+                change()
+        assert orders in store
+    with Store([holder, other]) as store:
+        store.delete(orders)
+        store.create(orders)
+        assert store.groups.committed("a", orders) is None
 
 
 def test_a_topic_with_a_similar_name_that_is_offline_hides_no_commit(log_dir: Path) -> None:
