@@ -19,7 +19,6 @@ from logfs.log.disk.bucket_path import BucketPath
 from logfs.log.disk.disk import TRIES, Gone
 
 if TYPE_CHECKING:
-    import uuid
     from collections.abc import Callable, Sequence
     from pathlib import Path
     from typing import Any, Self
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from logfs.log.read.log import Log
     from logfs.log.read.read_committed import Isolation
     from logfs.log.read.reader import Reader
+    from logfs.store.partition_identity import PartitionIdentity
     from logfs.store.store import Store
 
 T = TypeVar("T")
@@ -134,7 +134,7 @@ class OpenLog:
         self._target = wanted
         self._isolation = isolation
         self._log = self._find()
-        self._id = self._topic_id()
+        self._identity = self._identify()
         self.reader: Reader = self._log.isolated(isolation)
 
     def ask(self, question: Callable[[Reader], T]) -> T:
@@ -165,13 +165,15 @@ class OpenLog:
         if self._log is before:
             return False
         self.reader = self._log.isolated(self._isolation)
-        before_id, self._id = self._id, self._topic_id()
-        if before_id is None or self._id is None:
-            return self._log.directory == before.directory
-        return before_id != self._id
+        if self._identity.is_of(self._log):
+            return False
+        self._identity = self._identify()
+        return True
 
-    def _topic_id(self) -> uuid.UUID | None:
-        return self.store.registry.topic_id(self._log.topic)
+    def _identify(self) -> PartitionIdentity:
+        from logfs.store.partition_identity import PartitionIdentity
+
+        return PartitionIdentity(self._log)
 
     def _find(self) -> Log:
         for _ in range(TRIES):

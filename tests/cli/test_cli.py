@@ -545,6 +545,31 @@ def test_tail_follows(mount: Mount, tmp_path: Path) -> None:
     assert (process.returncode, errors) == (-signal.SIGINT, b"")
 
 
+@pytest.mark.parametrize("names", [["t-0"], ["t-0", "t-1"]])
+def test_tail_follows_a_partition_that_is_created_again(
+    log_dir: Path, tmp_path: Path, names: list[str]
+) -> None:
+    """It prints all records of the new one, also if another partition has kept the topic the same."""
+    out = tmp_path / "out"
+    with Store(log_dir) as store:
+        for name in ("t-0", "t-1"):
+            store.create(name)
+        store.writable("t-0").append([b"old"] * 3)
+        with out.open("wb") as file:
+            process = subprocess.Popen([*LOGFS, "tail", "-f", log_dir / "t-0"], stdout=file)
+        try:
+            wait_for(lambda: out.read_bytes() == b"old\n" * 3)
+            for name in names:
+                store.delete(name)
+            for name in names:
+                store.create(name)
+            store.writable("t-0").append([b"new"] * 5)
+            wait_for(lambda: out.read_bytes() == b"old\n" * 3 + b"new\n" * 5)
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(timeout=20)
+
+
 def test_tail_ends_with_its_reader(orders: Path) -> None:
     """`tail -f | head` ends when head has ended, without waiting for another record."""
     ok("append", orders, stdin=b"a\nb\n")
