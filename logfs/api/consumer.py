@@ -287,7 +287,7 @@ class Consumer:
         return True
 
     def _commit(self, offsets: dict[str, int]) -> None:
-        # Leave out partitions that were deleted, and perhaps created again, or truncated: they must not keep the group
+        # Leave out partitions that were truncated, or deleted and perhaps created again: they must not keep the group
         # from committing in the others.
         engine = self._store._refreshed()
         same = {name: offset for name, offset in offsets.items() if self._is_same(name)}

@@ -195,8 +195,8 @@ class Store(Mapping[str, Partition]):
     def create(self, name: str) -> Partition:
         """Create the partition `name`, such as "orders-0", and return it when it is durable.
 
-        Raises `InvalidName`, `PartitionExists`, `NotWritable`, `OSError`, and `PartitionFailed` while offsets that
-        groups have committed are offline, because they may be for an earlier partition of that name.
+        Raises `InvalidName`, `PartitionExists`, `NotWritable`, `InvalidStore` if the partition is in a log directory
+        that is not open, and `OSError`.
         """
         self._for_writing(checked_name("the name of a partition", name)).create(name)
         return Partition(self, name)

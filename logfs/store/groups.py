@@ -213,14 +213,13 @@ class Groups:
     def forget_partition(self, name: str) -> None:
         """Remove the commits of all groups for a partition, durably, as Kafka does for a deleted partition.
 
-        Those in open transactions are removed, too. Raises `PartitionFailed` if a partition of `__consumer_offsets`
-        is offline: the commits in it cannot be removed.
+        Those in open transactions are removed, too. Commits in a partition of `__consumer_offsets` that is offline
+        stay: `check_open` finds such a partition before a deletion.
         """
         wanted = names.parse_directory(name)
         with self._following():
             groups = {group for replay in self._replays for group in replay.groups_of(wanted)}
         self._forget(sorted(groups), name)
-        self._topic.check_online()
 
     def check_open(self) -> None:
         """Raise an error if some commits are unknown: `InvalidStore` or `PartitionFailed`.

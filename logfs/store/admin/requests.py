@@ -351,9 +351,8 @@ class CommitOffsets(Request, operation="commit_offsets"):
             else:
                 meant = names.partitions_named(wanted, homes)
             for name in meant:
-                offset: int | None = resolve_offset(store[name], words)
-                if self.skips_missing:
-                    offset = store[name].committable(offset)
+                asked = resolve_offset(store[name], words)
+                offset = store[name].committable(asked) if self.skips_missing else asked
                 if offset is not None:
                     found[name] = offset
         if found:
