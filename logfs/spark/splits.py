@@ -59,6 +59,10 @@ class DataLoss(LogfsError):
     """Offsets that a query must read were deleted, are past the log end, or moved to another log directory."""
 
 
+class NotStable(LogfsError):
+    """Offsets that a query must read with read_committed are at or above the last stable offset of their log."""
+
+
 class SplitPart(NamedTuple):
     """A range of records in one segment (a `SegmentSplit`), and the partition that has this segment."""
 
@@ -99,8 +103,16 @@ def inside_log(
     `DataLoss` if `fail` is true, otherwise it is logged as a warning. Offsets below the log start offset, or at or
     above the log end offset, are a loss. Offsets that compaction has removed are not. `where` is appended to the text
     of the error or warning: a task passes its host's name and the error that it got when it opened the planned file.
+    Raises `NotStable` for offsets in the log that a reader of committed records must not see yet.
     """
     start, log_end = reader.log_start_offset, reader.log.state.log_end_offset
+    stable = reader.log_end_offset
+    if stable < min(end, log_end) and first < end:
+        raise NotStable(
+            f"offsets {max(first, stable)} to {min(end, log_end) - 1} of {name.directory} are at or above its last "
+            f"stable offset, {stable}, because a transaction is open: end below it, run the query again when the "
+            f"transaction has ended, or read with isolationLevel=read_uncommitted{where}"
+        )
     if first < start:
         lost = f"offsets {first} to {min(end, start) - 1} of {name.directory}"
         why = "retention or delete-records deleted them"
