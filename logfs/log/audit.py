@@ -183,6 +183,9 @@ def audit(
     if trusts_indexes and not segment.damaged:
         yield from transactions.look_up()
     account.records = text.records
+    if segment.is_tiered:
+        # A log that was compacted before it was tiered may lack offsets at the end of a segment.
+        account.end_offset = max(account.end_offset, segment.next_offset)
     yield account
 
 
@@ -586,6 +589,11 @@ class _TransactionAudit:
         for producer_id, offset in sorted(wrong)[:1]:
             text = f"the entry of producer {producer_id} that ends at offset {offset} matches no abort in the log"
             yield _index_error(self._segment, index.path, text)
+        for each in index.entries:
+            if each.last_stable_offset > each.last_offset + 1:
+                text = f"the entry that ends at offset {each.last_offset} has the later last stable offset "
+                yield _index_error(self._segment, index.path, f"{text}{each.last_stable_offset}")
+                break
         # A marker that follows another marker of the producer, with no data between them, ends no transaction.
         account.missing += [
             AbortedTransaction(producer_id, first, offset, -1)

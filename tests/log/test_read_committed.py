@@ -23,7 +23,7 @@ from logfs.log.segment.batch_scanner import scan_from
 from logfs.store.store import Store
 from tests.support.batches import NOW, Producer, batch
 from tests.support.partitions import by_splits, flip, log
-from tests.support.stores import set_topic
+from tests.support.stores import errors_of, set_topic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -611,3 +611,24 @@ def test_a_look_keeps_no_file_of_a_segment_that_left_the_log(store: Store, clock
     store.upkeep()
     assert not list(orders.directory.glob("*.deleted"))
     assert len(list(orders.directory.glob("*.log"))) == 1
+
+
+def test_a_wrong_stable_offset_in_a_transaction_index_hides_no_abort(
+    store: Store, orders: Partition, log_dir: Path
+) -> None:
+    """The text is that of before, and the check tells of it."""
+    for number in range(2, 12):
+        orders.append_batch(batch(1, number, b"x%d" % number, transactional=True))
+        orders.end_transaction(1, 0, commit=number % 3 != 0)
+    orders.end_transaction(2, 0, commit=False)
+    shown = lines(orders)
+    path = orders.segments[-1].txn_index.path
+    store.close()
+    # The last stable offset of the first entry.
+    whole = path.read_bytes()
+    flip(path, 26)
+    with Store(log_dir, read_only=True) as live:
+        reader = live[NAME].committed
+        assert reader.text(View.LINES).read(0, 1 << 20) == shown
+    assert any("last stable offset" in each for each in errors_of([log_dir]))
+    path.write_bytes(whole)

@@ -130,14 +130,16 @@ def tiered(store: Store, bucket: Path | str, **settings: object) -> Partition:
     return store.create("orders-0")
 
 
-def fill(partition: Partition, count: int = 1000) -> None:
-    """Append records with times that go back and forth, in batches of 20."""
+def fill(partition: Partition, count: int = 1000, word: bytes = b"value") -> None:
+    """Append records with times that go back and forth, in batches of 20. Values begin with `word`."""
     first = partition.log_end_offset
     for start in range(first, first + count, 20):
         partition.append(
             [
                 logfs.Record(
-                    b"value %d" % n, key=b"%d" % (n % 50), timestamp=NOW - 10**6 + n - n % 7 * 30
+                    b"%b %d" % (word, n),
+                    key=b"%d" % (n % 50),
+                    timestamp=NOW - 10**6 + n - n % 7 * 30,
                 )
                 for n in range(start, start + 20)
             ]
@@ -1696,3 +1698,74 @@ def test_a_move_needs_room_for_the_local_segments(
 def suppressed(store: Store) -> None:
     with suppress(LogfsError):
         store.tier("orders-0")
+
+
+def test_a_truncation_while_tiering_is_off_forgets_the_copies(
+    log_dir: Path, bucket: Path, clock: Clock
+) -> None:
+    """The copies of the truncated records never come back, however soon tiering is switched on again."""
+    with Store(log_dir, clock=clock) as store:
+        partition = tiered(store, bucket, remote_log_delete_on_disable="true")
+        fill(partition)
+        store.tier("orders-0")
+        set_topic(store, "orders", remote_storage_enable="false")
+        assert store.truncate("orders-0", 500)
+        fill(partition, word=b"other")
+        set_topic(store, "orders", remote_storage_enable="true", local_retention_bytes=0)
+        for _ in range(2):
+            tier(store)
+        values = [record.value for record in partition.read()]
+        assert values[500:] == [b"other %d" % number for number in range(500, 1500)]
+    assert_clean(log_dir)
+    with Store(log_dir, clock=clock) as store:
+        assert [record.value for record in store["orders-0"].read()] == values
+
+
+def test_no_remote_segment_is_compacted(log_dir: Path, bucket: Path, clock: Clock) -> None:
+    """A tiered topic that becomes a compacted one is first cleaned when its remote segments have left the log."""
+    with Store(log_dir, clock=clock) as store:
+        partition = tiered(store, bucket, remote_log_delete_on_disable="true")
+        fill(partition)
+        tier(store)
+        set_topic(
+            store,
+            "orders",
+            local_retention_bytes=-2,
+            remote_storage_enable="false",
+            cleanup_policy="compact",
+            min_cleanable_dirty_ratio=0,
+        )
+        store.compactor.run_due()
+        store.compact("orders-0", roll=True)
+        assert len(list(partition.read())) == 1000
+        store.remote_log_manager.expire()
+        start = partition.log_start_offset
+        assert start > 0
+        store.compact("orders-0", roll=True)
+        values = [record.value for record in partition.read()]
+        assert len(values) == 50
+        assert not list(log_dir.rglob("*.swap"))
+    with Store(log_dir, clock=clock) as store:
+        assert store["orders-0"].log_start_offset == start
+        assert [record.value for record in store["orders-0"].read()] == values
+
+
+def test_a_log_that_was_compacted_before_it_was_tiered_is_sound(
+    log_dir: Path, bucket: Path, clock: Clock
+) -> None:
+    """Offsets that compaction has removed are not missing, also at the ends of remote segments."""
+    with Store(log_dir, clock=clock) as store:
+        partition = tiered(store, bucket, remote_storage_enable="false", cleanup_policy="compact")
+        for number in range(200):
+            # Each segment keeps the record of its first batch, and loses those of its last ones.
+            if number % 5 == 0:
+                partition.append([logfs.Record(b"%d" % number, key=b"of %d" % number)])
+            partition.append([logfs.Record(b"x" * 500, key=b"k")])
+        store.compact("orders-0")
+        set_topic(store, "orders", cleanup_policy="delete", remote_storage_enable="true")
+        set_topic(store, "orders", local_retention_bytes=0)
+        records = list(partition.read())
+        tier(store)
+        assert len(partition.local_segments) == 1
+        assert list(partition.read()) == records
+    assert_clean(log_dir)

@@ -380,5 +380,6 @@ def _entries_between(
         first = bisect_left(entries, start, key=lambda entry: entry.last_offset)
         for entry in entries[first:]:
             yield entry
-            if entry.last_stable_offset >= end:
+            # No transaction that has ended is open, so a greater last stable offset is damage.
+            if min(entry.last_stable_offset, entry.last_offset + 1) >= end:
                 return

@@ -68,9 +68,12 @@ def plan_compaction(
     """Return which part of a log a round of compaction would clean at the time `now_ms` (ms since the epoch).
 
     `checkpoint` is the offset up to which the log was cleaned, None if it never was. A checkpoint outside of the log
-    is ignored: the log then counts as never cleaned.
+    is ignored: the log then counts as never cleaned. While a log has remote segments, as after tiering was switched
+    off, no part of it is cleaned.
     """
     first_dirty = log.log_start_offset
+    if log.segments[0].is_tiered:
+        return CompactionPlan(Dirty(first_dirty, first_dirty), 0, 0, 0)
     if checkpoint is not None and first_dirty <= checkpoint <= log.segments[-1].next_offset:
         first_dirty = checkpoint
     sealed = log.segments[:-1]

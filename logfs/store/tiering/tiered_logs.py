@@ -267,12 +267,20 @@ class TieredLogs:
     def forget_from(self, partition: Log, offset: int) -> None:
         """Record that the remote segments with records at or above `offset` are to be deleted.
 
-        This must be called before the log is truncated at `offset`.
+        This must be called before the log is truncated at `offset`, also if tiering is switched off: it may be
+        switched on again before its remote segments are deleted.
         """
-        log = self.of(partition)
-        if log is not None:
-            gone = [each for each in log.finished() if each.end_offset >= offset]
-            self.metadata.update(*gone, state=SegmentState.DELETE_SEGMENT_STARTED)
+        # If the metadata topic has no partition, there are no remote segments.
+        if partition.topic == TOPIC or not self._registry.partitions_of(TOPIC):
+            return
+        named = self.identify(partition)
+        known = {} if named is None else self.metadata.segments(named)
+        gone = [
+            each
+            for each in known.values()
+            if each.state is SegmentState.COPY_SEGMENT_FINISHED and each.end_offset >= offset
+        ]
+        self.metadata.update(*gone, state=SegmentState.DELETE_SEGMENT_STARTED)
 
     def forget_partition(self, topic_id: uuid.UUID | None, directory: str) -> None:
         """Record durably that the remote segments of a deleted partition are to be deleted, if it has any."""
