@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from logfs.cli.common import add_isolation, add_target
@@ -54,8 +55,15 @@ def run(arguments: argparse.Namespace) -> int:
             for log in opened.find_new():
                 ends[log] = log.reader.log_start_offset
             # Read the log ends before printing: records that are appended meanwhile are printed in the next turn.
-            # After a truncation the end is below the start, and nothing is printed.
             starts, ends = ends, {log: log.reader.log_end_offset for log in opened.logs}
             ranges = [(starts[log], ends[log]) for log in opened.logs]
+            for log in opened.logs:
+                if ends[log] < starts[log]:
+                    whole = False
+                    print(
+                        f"logfs: {log.name}: the log was truncated: offsets below {starts[log]} were printed, and it "
+                        f"ends at {ends[log]} now; records that were appended since the truncation are left out",
+                        file=sys.stderr,
+                    )
             whole &= printer.print_logs(opened.logs, ranges)
     return 0 if whole else 1

@@ -570,6 +570,27 @@ def test_tail_follows_a_partition_that_is_created_again(
             process.wait(timeout=20)
 
 
+def test_tail_tells_of_a_truncation(log_dir: Path, tmp_path: Path) -> None:
+    """It cannot know which records are new below what it has printed, says so, and goes on."""
+    out, said = tmp_path / "out", tmp_path / "said"
+    with Store(log_dir) as store:
+        partition = store.create("t-0")
+        partition.append([b"old"] * 100)
+        with out.open("wb") as file, said.open("wb") as errors:
+            words = [*LOGFS, "tail", "-n", "1", "-f", log_dir / "t-0"]
+            process = subprocess.Popen(words, stdout=file, stderr=errors)
+        try:
+            wait_for(lambda: out.read_bytes() == b"old\n")
+            store.truncate("t-0", 50)
+            partition.append([b"new"] * 10)
+            wait_for(lambda: b"were printed, and it ends at" in said.read_bytes())
+            partition.append([b"after"])
+            wait_for(lambda: out.read_bytes().endswith(b"after\n"))
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(timeout=20)
+
+
 def test_tail_ends_with_its_reader(orders: Path) -> None:
     """`tail -f | head` ends when head has ended, without waiting for another record."""
     ok("append", orders, stdin=b"a\nb\n")
