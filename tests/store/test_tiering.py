@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import random
 import shutil
 import subprocess
@@ -25,6 +26,7 @@ from logfs.errors import (
 from logfs.format.text.rendering import View
 from logfs.format.tiered.metadata_record import TOPIC
 from logfs.log.append import partition as partition_module
+from logfs.log.disk.bucket_path import as_path
 from logfs.log.disk.disk import Disk
 from logfs.log.follow.tiered_segment import MissingSegment
 from logfs.log.read.read_committed import Isolation
@@ -43,6 +45,7 @@ from tests.support.batches import NOW, Producer
 from tests.support.command_line import call, ok
 from tests.support.examples import drawn, seed_of
 from tests.support.object_server import BUCKET, SLOW_DOWN, Answer, Request
+from tests.support.partitions import flip
 from tests.support.processes import wait_for
 from tests.support.requirements import DEEP
 from tests.support.stores import Clock, abandon, assert_clean, set_topic
@@ -1194,6 +1197,30 @@ def test_check_reads_the_bucket_and_not_the_cache(
         with Store(log_dir, read_only=True) as store:
             assert list(store["orders-0"].read()) == records
     path.write_bytes(whole)
+
+
+@pytest.mark.parametrize("layout", ["aiven", "local"])
+def test_check_of_a_bucket_neither_uses_nor_fills_the_cache(
+    log_dir: Path, bucket: Path, cache: Path, clock: Clock, layout: str
+) -> None:
+    """Bit rot in a small object is found, although its size and its mtime stay the same."""
+    with Store(log_dir, clock=clock) as store:
+        for name, value in STORED[layout].items():
+            store.settings.set_broker(name, value)
+        fill(tiered(store, bucket))
+        tier(store)
+    url = f"file://{bucket}"
+    assert not [each for each in check(as_path(url)) if each.severity is Severity.ERROR]
+    assert not [path for path in cache.rglob("*") if path.is_file()]
+    with Store(url, read_only=True) as alone:
+        assert list(alone["orders-0"].read())
+    assert [path for path in cache.rglob("*") if path.is_file()]
+    suffix = ".rsm-manifest" if layout == "aiven" else ".snapshot"
+    for path in bucket.rglob(f"*{suffix}"):
+        before = path.stat()
+        flip(path, before.st_size // 2)
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert [each for each in check(as_path(url)) if each.severity is Severity.ERROR]
 
 
 # Damaged descriptions.

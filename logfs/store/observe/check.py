@@ -57,11 +57,19 @@ def check(log_dirs: Path | Sequence[Path], progress: Progress | None = None) -> 
     call. Raises the errors of opening a store read-only.
     """
     report = progress or (lambda *_: None)
-    with Store(log_dirs, read_only=True, lazy=True) as store:
+    with _opened(log_dirs) as store:
         yield from check_log_dir_files(store)
         for name in [*store]:
             yield from _check_until_sure(store, log_dirs, name, report)
         yield from _check_owner(store)
+
+
+def _opened(log_dirs: Path | Sequence[Path], only: str | None = None) -> Store:
+    """Open log directories, or one partition of them, so that nothing is read from the cache of a bucket."""
+    store = Store(log_dirs, read_only=True, lazy=True, only=only)
+    for log_dir in store.log_dirs:
+        log_dir.disk.read_afresh()
+    return store
 
 
 def _check_until_sure(
@@ -85,7 +93,7 @@ def _check_until_sure(
                 break
             with suppress(LogfsError, OSError):
                 # Open the store again to read the checkpoints again.
-                again = Store(log_dirs, read_only=True, lazy=True, only=name)
+                again = _opened(log_dirs, name)
                 opened.close()
                 store = opened.enter_context(again)
         unsure = doubtful - found_always
