@@ -5,6 +5,7 @@ So the values on the disk of a dead broker can be decoded without a registry.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
@@ -23,23 +24,34 @@ if TYPE_CHECKING:
     from logfs.log.read.log import Log
 
 PARTITION = "_schemas-0"
+_DEFAULT_CONTEXT = "."
+# The beginning of the name of a subject that is in another context, such as ":.staging:users-value".
+_CONTEXT = re.compile(r":(\.[^:]*):")
 
 
 class _Entry(NamedTuple):
-    """A schema in the log. `references` has the (name, subject, version) of the schemas that it refers to."""
+    """A schema in the log. `references` has the (name, subject, version) of the schemas that it refers to.
 
+    `context` is the context of the schema's subject. Each context of a registry has its own ids and subjects.
+    """
+
+    context: str
     kind: str
     text: str
     references: Sequence[tuple[str, str, int]]
 
 
 class _Schemas(Replay):
-    """The schemas in the partition: `by_id`, and `by_version`, whose keys are (subject, version)."""
+    """The schemas in the partition.
+
+    `by_id` has, for each id, the schemas with this id by their contexts. The keys of `by_version` are (context,
+    subject without the context, version).
+    """
 
     def __init__(self, log: Log, what: str) -> None:
         super().__init__(log, what)
-        self.by_id: dict[int, _Entry] = {}
-        self.by_version: dict[tuple[str, int], _Entry] = {}
+        self.by_id: dict[int, dict[str, _Entry]] = {}
+        self.by_version: dict[tuple[str, str, int], _Entry] = {}
 
     def forget(self) -> None:
         self.by_id.clear()
@@ -56,18 +68,38 @@ class _Schemas(Replay):
             key, value = orjson.loads(record.key or b""), orjson.loads(record.value or b"")
             if key["keytype"] != "SCHEMA":
                 return
-            number, where, entry = _parse(value)
+            number, subject, version, entry = _parse(value)
         except (ValueError, KeyError, TypeError):
             return
-        self.by_id[number] = self.by_version[where] = entry
+        self.by_id.setdefault(number, {})[entry.context] = entry
+        self.by_version[entry.context, subject, version] = entry
+
+    def has_default(self, number: int) -> bool:
+        """Whether the default context has a schema with the id `number`."""
+        return _DEFAULT_CONTEXT in self.by_id.get(number, {})
+
+    def find(self, number: int) -> _Entry | None:
+        """Return the schema with the id `number`: that of the default context, or of the only context with the id."""
+        found = self.by_id.get(number, {})
+        if len(found) == 1:
+            return next(iter(found.values()))
+        return found.get(_DEFAULT_CONTEXT)
 
     def references(self, entry: _Entry) -> dict[str, str]:
-        """Return, by name, the text of each schema that `entry` refers to, directly or indirectly."""
+        """Return, by name, the text of each schema that `entry` refers to, directly or indirectly.
+
+        A subject without a context is in the context of the schema that refers to it, or, if it is missing there, in
+        the default context.
+        """
         texts: dict[str, str] = {}
         pending = [entry]
         while pending:
-            for name, subject, version in pending.pop().references:
-                referred = self.by_version.get((subject, version))
+            referring = pending.pop()
+            for name, subject, version in referring.references:
+                context, rest = _split(subject)
+                contexts = (referring.context, _DEFAULT_CONTEXT) if context is None else (context,)
+                found = (self.by_version.get((each, rest, version)) for each in contexts)
+                referred = next(filter(None, found), None)
                 if referred is not None and name not in texts:
                     texts[name] = referred.text
                     pending.append(referred)
@@ -75,7 +107,11 @@ class _Schemas(Replay):
 
 
 class SchemaLog:
-    """A source of schemas: the topic `_schemas`. Records of the topic that hold no schema are skipped."""
+    """A source of schemas: the topic `_schemas`. Records of the topic that hold no schema are skipped.
+
+    An id names the schema of the registry's default context. If this context has no such schema, the id names that of
+    another context, but only if a single one has it.
+    """
 
     def __init__(self, log_dir: str) -> None:
         """Open a log directory read-only. The schemas are read later, in `find`.
@@ -96,14 +132,14 @@ class SchemaLog:
         return self._name
 
     def find(self, number: int) -> Schema | None:
-        if number not in self._replay.by_id:
+        if not self._replay.has_default(number):
             self._store.refresh()
             log = self._store[PARTITION]
             if log is not self._replay.log:
                 # The partition was deleted and created again.
                 self._replay = _Schemas(log, "schemas")
             self._replay.catch_up()
-        entry = self._replay.by_id.get(number)
+        entry = self._replay.find(number)
         if entry is None:
             return None
         return Schema(entry.kind, entry.text, self._replay.references(entry))
@@ -112,8 +148,15 @@ class SchemaLog:
         self._store.close()
 
 
-def _parse(value: dict[str, Any]) -> tuple[int, tuple[str, int], _Entry]:
-    """Return (id, (subject, version), schema) from the JSON object that is the value of a record of `_schemas`."""
+def _parse(value: dict[str, Any]) -> tuple[int, str, int, _Entry]:
+    """Return (id, subject without its context, version, schema) from the JSON value of a record of `_schemas`."""
     kind, references = str(value.get("schemaType") or AVRO), parse_references(value)
-    entry = _Entry(kind, str(value["schema"]), references)
-    return int(value["id"]), (str(value["subject"]), int(value["version"])), entry
+    context, subject = _split(str(value["subject"]))
+    entry = _Entry(context or _DEFAULT_CONTEXT, kind, str(value["schema"]), references)
+    return int(value["id"]), subject, int(value["version"]), entry
+
+
+def _split(subject: str) -> tuple[str | None, str]:
+    """Return (context, rest) of the name of a subject. The context is None if the name does not begin with one."""
+    found = _CONTEXT.match(subject)
+    return (None, subject) if found is None else (found[1], subject[found.end() :])

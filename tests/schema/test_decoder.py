@@ -29,6 +29,7 @@ from tests.support.schemas import (
     MONEY_PROTO,
     SHOP_PROTO,
     VECTORS,
+    Registered,
     RegistryServer,
     append_schemas,
     write_files,
@@ -95,6 +96,82 @@ def test_the_topic_of_schemas_is_replaced_and_grows_past_its_end(
     assert found.text == MONEY_AVRO
     schemas.close()
     assert_clean(tmp_path)
+
+
+INT, STRING = '"int"', '"string"'
+
+
+@pytest.mark.parametrize(
+    ("registered", "decoded"),
+    [
+        ([("orders-value", INT), (":.staging:users-value", STRING)], b"1"),
+        ([(":.staging:users-value", STRING), ("orders-value", INT)], b"1"),
+        ([(":.staging:users-value", STRING), (":.:orders-value", INT)], b"1"),
+        ([("a", STRING), ("orders-value", INT)], b"1"),
+        ([(":.staging:a", STRING), (":.staging:b", INT)], b"1"),
+        ([(":.staging:a", INT)], b"1"),
+        ([(":.staging:a", INT), (":.test:a", STRING)], None),
+        ([("orders-value", INT), (":.staging:a", STRING), (":.test:a", STRING)], b"1"),
+    ],
+)
+def test_ids_in_contexts(
+    tmp_path: Path, registered: list[tuple[str, str]], decoded: bytes | None
+) -> None:
+    """An id names the schema of the default context; without one, that of the only context that has the id."""
+    with Store(tmp_path) as store:
+        append_schemas(store, [Registered(1, each, 1, "AVRO", text) for each, text in registered])
+    schemas = open_schemas(str(tmp_path))
+    decoder, value = Decoder(schemas), framed(1, b"\2")
+    if decoded is None:
+        with pytest.raises(NotDecodable, match="the schema 1 is not in"):
+            decoder.decode(value)
+    else:
+        assert decoder.decode(value) == decoded
+    schemas.close()
+    assert_clean(tmp_path)
+
+
+def test_the_default_context_gets_an_id_later(tmp_path: Path) -> None:
+    """Each look for an id finds a schema of the default context that came after those of other contexts."""
+    with Store(tmp_path) as store:
+        append_schemas(store, [Registered(1, ":.staging:a", 1, "AVRO", STRING)])
+        schemas = open_schemas(str(tmp_path))
+        assert schemas.find(1) == Schema("AVRO", STRING, {})
+        append_schemas(store, [Registered(1, "orders-value", 1, "AVRO", INT)])
+        assert schemas.find(1) == Schema("AVRO", INT, {})
+        schemas.close()
+    assert_clean(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("parent", "reference", "text"),
+    [
+        ("users-value", "money", "default"),
+        (":.:users-value", "money", "default"),
+        ("users-value", ":.:money", "default"),
+        ("users-value", ":.staging:money", "staging"),
+        (":.staging:users-value", "money", "staging"),
+        (":.staging:users-value", ":.staging:money", "staging"),
+        (":.staging:users-value", ":.:money", "default"),
+        (":.test:users-value", "money", "default"),
+    ],
+)
+def test_references_in_contexts(tmp_path: Path, parent: str, reference: str, text: str) -> None:
+    """A reference without a context is of the schema's own context, or else of the default context."""
+    with Store(tmp_path) as store:
+        append_schemas(
+            store,
+            [
+                Registered(1, "money", 1, "AVRO", "default"),
+                Registered(1, ":.staging:money", 1, "AVRO", "staging"),
+                Registered(2, parent, 1, "AVRO", "parent", (("Money", reference, 1),)),
+            ],
+        )
+    schemas = open_schemas(str(tmp_path))
+    found = schemas.find(2)
+    assert found is not None
+    assert found.references == {"Money": text}
+    schemas.close()
 
 
 def test_a_registry_is_asked_once(places: dict[str, str]) -> None:

@@ -16,7 +16,7 @@ import orjson
 from logfs.format.batches.record import Record
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from logfs.store.store import Store
@@ -168,11 +168,11 @@ def write_files(directory: Path) -> str:
     return str(directory)
 
 
-def append_schemas(store: Store) -> None:
-    """Append the schemas to the topic `_schemas`, as Confluent's registry does."""
+def append_schemas(store: Store, registered: Sequence[Registered] = REGISTERED) -> None:
+    """Append schemas to the topic `_schemas`, as Confluent's registry does."""
     key = {"keytype": "SCHEMA", "magic": 1}
     records = [Record(None, b'{"keytype":"NOOP","magic":0}')]
-    for each in REGISTERED:
+    for each in registered:
         where = {"subject": each.subject, "version": each.version}
         value: dict[str, Any] = {**where, "id": each.number, "schema": each.text, "deleted": False}
         if each.kind != "AVRO":
