@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from typing import TYPE_CHECKING
 
-from logfs.errors import NotDecodable
+from logfs.errors import NotDecodable, SchemasUnavailable
 from logfs.schema.schemas import AVRO, JSON, PROTOBUF
 
 if TYPE_CHECKING:
@@ -16,10 +17,11 @@ if TYPE_CHECKING:
     Decode = Callable[[bytes], bytes]
 
 _HEADER_BYTES = 5
-# A missing schema may be registered later, so it is looked up again, but not before this time has passed.
+# A missing schema may be registered later, and what an invalid schema refers to may be added. So such a schema is
+# looked up again, but not before this time has passed.
 _ASK_AGAIN_SECONDS = 1.0
-# The most ids of missing schemas to remember. A limit is needed because invalid data may have any number of ids.
-_MOST_MISSING = 10_000
+# The most ids of unusable schemas to remember. A limit is needed because invalid data may have any number of ids.
+_MOST_UNUSABLE = 10_000
 
 
 class Decoder:
@@ -27,23 +29,23 @@ class Decoder:
 
     def __init__(self, schemas: Schemas) -> None:
         self._schemas = schemas
-        self._known: dict[int, Decode | NotDecodable] = {}
-        # For the id of each missing schema, the time (`time.monotonic`) from which it is looked up again.
-        self._missing: dict[int, float] = {}
+        self._known: dict[int, Decode] = {}
+        # For the id of each missing or invalid schema, the time (`time.monotonic`) from which it is looked up again,
+        # and the reason.
+        self._unusable: dict[int, tuple[float, str]] = {}
 
     def decode(self, data: bytes) -> bytes:
         """Return a value as JSON, in UTF-8, on one line.
 
         Raises `NotDecodable` if the value does not begin with a zero byte and an id, if its schema is missing or
         invalid, or if the value does not fit its schema. Raises `SchemasUnavailable` if the schemas cannot be read,
-        and `ImportError` if the library for the type of schema is not installed.
+        or if a failure of the host, such as a full disk, prevents the use of a schema. Raises `ImportError` if the
+        library for the type of schema is not installed.
         """
         number = schema_of(data)
         if number is None:
             raise NotDecodable("the field does not begin with a zero byte and the id of a schema")
         decode = self._known.get(number) or self._find(number)
-        if isinstance(decode, NotDecodable):
-            raise decode
         try:
             return decode(data[_HEADER_BYTES:])
         except Exception as error:
@@ -52,25 +54,33 @@ class Decoder:
                 f"the field does not fit the schema {number} ({_words(error)})"
             ) from None
 
-    def _find(self, number: int) -> Decode | NotDecodable:
-        now = time.monotonic()
-        missing = NotDecodable(f"the schema {number} is not in {self._schemas}")
-        if now < self._missing.get(number, 0):
-            return missing
+    def _find(self, number: int) -> Decode:
+        until, reason = self._unusable.get(number, (0.0, ""))
+        if time.monotonic() < until:
+            raise NotDecodable(reason)
         schema = self._schemas.find(number)
         if schema is None:
-            if len(self._missing) >= _MOST_MISSING:
-                self._missing.clear()
-            self._missing[number] = now + _ASK_AGAIN_SECONDS
-            return missing
+            raise self._refuse(number, f"the schema {number} is not in {self._schemas}")
         try:
-            found: Decode | NotDecodable = _compile(schema)
+            found = self._known[number] = _compile(schema)
         except ImportError:
             raise
+        except (OSError, subprocess.SubprocessError, MemoryError) as error:
+            raise SchemasUnavailable(
+                f"the schema {number} cannot be used now ({_words(error)})"
+            ) from None
         except Exception as error:
-            found = NotDecodable(f"the schema {number} cannot be used ({_words(error)})")
-        self._known[number] = found
+            raise self._refuse(
+                number, f"the schema {number} cannot be used ({_words(error)})"
+            ) from None
         return found
+
+    def _refuse(self, number: int, reason: str) -> NotDecodable:
+        """Remember why a schema cannot be used, and return the error to raise."""
+        if len(self._unusable) >= _MOST_UNUSABLE:
+            self._unusable.clear()
+        self._unusable[number] = time.monotonic() + _ASK_AGAIN_SECONDS, reason
+        return NotDecodable(reason)
 
 
 def schema_of(data: bytes) -> int | None:

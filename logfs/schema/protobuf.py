@@ -7,6 +7,7 @@ number of indexes, then an index for each level of nested types. A single zero m
 from __future__ import annotations
 
 import base64
+import errno
 import os
 import re
 import subprocess
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 _MAIN = "logfs-main-schema.proto"
 _PROTOC = "grpc_tools.protoc"
 _COMPILE_SECONDS = 60
+# Errors of creating a file that are due to its name: it is too long, or a directory or another file is in its place.
+_NAME_ERRORS = (errno.ENAMETOOLONG, errno.EISDIR, errno.ENOTDIR, errno.EEXIST)
 # Lines in protoc's standard error that its libraries have logged. They say nothing about the schema.
 _LOG_LINE = re.compile(r"WARNING: All log messages|[IWEF][0-9]{4} ")
 
@@ -39,7 +42,8 @@ def compile_schema(schema: Schema) -> Callable[[bytes], bytes]:
 
     Its argument is what follows the schema id: the message indexes, and the message. It raises the `DecodeError` of
     `protobuf` for a message that does not fit its type, `ValueError` or `Corrupt` for malformed message indexes, and
-    `LookupError` if they select no type of the schema. Raises `ValueError` if `protoc` refuses the schema.
+    `LookupError` if they select no type of the schema. Raises `ValueError` if `protoc` refuses the schema, and
+    `OSError` or `subprocess.SubprocessError` if `protoc` cannot be run or takes too long.
     """
     pool = descriptor_pool.DescriptorPool()
     for file in _compile_files(schema).file:
@@ -80,23 +84,39 @@ def _compile_files(schema: Schema) -> descriptor_pb2.FileDescriptorSet:
                 descriptor.name = name
                 compiled.file.append(descriptor)
                 continue
-            path = sources / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, "utf-8")
+            _write_source(sources, name, text)
         known.write_bytes(compiled.SerializeToString())
         paths = [f"--descriptor_set_in={known}", f"-I{sources}", f"-I{well_known}"]
-        done = subprocess.run(
-            [sys.executable, "-m", _PROTOC, *paths, "--include_imports", f"-o{out}", _MAIN],
-            capture_output=True,
-            check=False,
-            timeout=_COMPILE_SECONDS,
-            env={**os.environ, "PYTHONWARNINGS": "ignore"},
-        )
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", _PROTOC, *paths, "--include_imports", f"-o{out}", _MAIN],
+                capture_output=True,
+                check=False,
+                timeout=_COMPILE_SECONDS,
+                env={**os.environ, "PYTHONWARNINGS": "ignore"},
+            )
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(f"protoc took more than {_COMPILE_SECONDS} seconds") from None
         if done.returncode:
             said = done.stderr.decode(errors="replace").splitlines()
             reasons = [line for line in said if not _LOG_LINE.match(line)]
             raise ValueError("; ".join(reasons) or "protoc failed without a reason")
         return descriptor_pb2.FileDescriptorSet.FromString(out.read_bytes())
+
+
+def _write_source(sources: Path, name: str, text: str) -> None:
+    """Write a file that a schema imports below the directory `sources`.
+
+    Raises `ValueError` if no file can have the name, and the `OSError` of any other failure.
+    """
+    path = sources / name
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, "utf-8")
+    except OSError as error:
+        if error.errno not in _NAME_ERRORS:
+            raise
+        raise ValueError(f"no file can have the name of the import {name!r}") from None
 
 
 def _parse_descriptor(text: str) -> descriptor_pb2.FileDescriptorProto | None:

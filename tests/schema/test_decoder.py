@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import datetime
+import errno
 import io
 import os
 import struct
@@ -27,6 +28,7 @@ from logfs.store.store import Store
 from tests.support.schemas import (
     MONEY_AVRO,
     MONEY_PROTO,
+    ORDER_AVRO,
     SHOP_PROTO,
     VECTORS,
     Registered,
@@ -420,6 +422,10 @@ def test_compiled_protobuf_schemas(tmp_path: Path, compiled: tuple[str, ...]) ->
         Schema("PROTOBUF", 'syntax = "proto3"; import "a.proto";', {}),
         Schema("PROTOBUF", 'syntax = "proto3";', {"../escape.proto": ""}),
         Schema("PROTOBUF", 'syntax = "proto3";', {"/escape.proto": ""}),
+        Schema("PROTOBUF", 'syntax = "proto3";', {"a" * 300: ""}),
+        Schema("PROTOBUF", 'syntax = "proto3";', {"": ""}),
+        Schema("PROTOBUF", 'syntax = "proto3";', {"a": "", "a/b": ""}),
+        Schema("PROTOBUF", 'syntax = "proto3";', {"a/b": "", "a": ""}),
         Schema("PROTOBUF", 'syntax = "proto3";', {}),
         Schema("XML", "<a/>", {}),
     ],
@@ -446,6 +452,72 @@ def test_new_schemas_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         for decoder in decoders:
             assert decoder.decode(VECTORS["avro string"].data) == b'"hello"'
     assert_clean(tmp_path / "log")
+
+
+@pytest.mark.parametrize(
+    ("failing", "error"),
+    [
+        ("subprocess.run", subprocess.TimeoutExpired(["protoc"], 60)),
+        ("subprocess.run", subprocess.SubprocessError("the child failed")),
+        ("subprocess.run", BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")),
+        ("subprocess.run", MemoryError()),
+        ("tempfile.TemporaryDirectory", FileNotFoundError(errno.ENOENT, "No usable directory")),
+        ("pathlib.Path.write_text", OSError(errno.ENOSPC, "No space left on device")),
+    ],
+)
+def test_a_failure_of_the_host_passes(
+    places: dict[str, str], monkeypatch: pytest.MonkeyPatch, failing: str, error: Exception
+) -> None:
+    """What fails while a schema is prepared is no fault of the values; they decode once the cause is gone."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    decoder = Decoder(open_schemas(places["files"]))
+    vector = VECTORS["protobuf"]
+    with monkeypatch.context() as patches:
+        patches.setattr(failing, fail)
+        for _ in range(2):
+            with pytest.raises(SchemasUnavailable, match="the schema 6 cannot be used now"):
+                decoder.decode(vector.data)
+    assert orjson.loads(decoder.decode(vector.data)) == vector.decoded
+
+
+def test_protoc_without_an_end(
+    places: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A compiler of Protobuf that takes too long is told as such."""
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "endless.py").write_text(f"open({str(tmp_path / 'fifo')!r})")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr("logfs.schema.protobuf._PROTOC", "endless")
+    monkeypatch.setattr("logfs.schema.protobuf._COMPILE_SECONDS", 0.1)
+    with pytest.raises(SchemasUnavailable, match=r"protoc took more than 0\.1 seconds"):
+        Decoder(open_schemas(places["files"])).decode(VECTORS["protobuf"].data)
+
+
+def test_a_schema_that_is_mended_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A schema that cannot be used is looked for again, when what it refers to may be there."""
+    clock = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    (tmp_path / "2.avsc").write_text(ORDER_AVRO)
+    (tmp_path / "6.proto").write_text(SHOP_PROTO)
+    decoder = Decoder(open_schemas(str(tmp_path)))
+    vectors = {2: VECTORS["avro"], 6: VECTORS["protobuf"]}
+    for number, vector in vectors.items():
+        with pytest.raises(NotDecodable, match=f"the schema {number} cannot be used"):
+            decoder.decode(vector.data)
+    (tmp_path / "com.acme.Money.avsc").write_text(MONEY_AVRO)
+    (tmp_path / "acme").mkdir()
+    (tmp_path / "acme/money.proto").write_text(MONEY_PROTO)
+    for number, vector in vectors.items():
+        with pytest.raises(NotDecodable, match=f"the schema {number} cannot be used"):
+            decoder.decode(vector.data)
+    clock[0] = 1.5
+    for vector in vectors.values():
+        assert orjson.loads(decoder.decode(vector.data)) == vector.decoded
 
 
 def test_what_is_no_place(tmp_path: Path) -> None:
