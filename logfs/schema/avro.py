@@ -11,7 +11,7 @@ import base64
 import io
 import math
 from datetime import date, datetime, time
-from decimal import Decimal
+from decimal import MAX_PREC, Decimal
 from typing import TYPE_CHECKING, Any
 
 import fastavro
@@ -19,7 +19,7 @@ import orjson
 from fastavro import _read_py
 from fastavro.schema import UnknownType
 
-from logfs.schema.avro_forms import has_items_without_bytes, is_recursive
+from logfs.schema.avro_forms import forms, has_items_without_bytes, is_recursive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -49,6 +49,14 @@ def compile_schema(schema: Schema) -> Callable[[bytes], bytes]:
             "the schema is not supported: it has an array whose items take no bytes, such as an array of null, so "
             "that a few bytes could claim any number of items"
         )
+    for form in forms(parsed, named):
+        if (
+            isinstance(form, dict)
+            and form.get("logicalType") == "decimal"
+            and form.get("precision")
+        ):
+            # fastavro rounds decimals to the precision, but a writer need not keep to it.
+            form["precision"] = MAX_PREC
     # Only data of a recursive schema can be nested deeply. Deep nesting would crash fastavro's compiled reader; its
     # reader in Python raises an error instead.
     read = _read_py.schemaless_reader if is_recursive(parsed, named) else fastavro.schemaless_reader

@@ -1,4 +1,4 @@
-"""Checks of an Avro schema, made before data are decoded with it.
+"""Checks of the forms of an Avro schema, made before data are decoded with it.
 
 A parsed schema is the name of a type, a list (for a union), or a dict. `named` maps the names of types to their
 parsed schemas.
@@ -39,7 +39,6 @@ def has_items_without_bytes(schema: Any, named: Mapping[str, Any]) -> bool:
 
     A few bytes of data could declare any number of such items, which would then fill the memory.
     """
-    seen: set[str] = set()
     known: dict[str, bool] = {}
 
     def takes_bytes(part: Any) -> bool:
@@ -59,18 +58,24 @@ def has_items_without_bytes(schema: Any, named: Mapping[str, Any]) -> bool:
             known[name] = any(takes_bytes(field["type"]) for field in form["fields"])
         return known[name]
 
-    def search(part: Any) -> bool:
-        form = _resolved(part, named)
-        if isinstance(form, dict):
-            if form["type"] == "array" and not takes_bytes(form["items"]):
-                return True
-            if form["type"] in _NAMED:
-                if form["name"] in seen:
-                    return False
-                seen.add(form["name"])
-        return any(search(each) for each in _parts(form))
+    return any(
+        isinstance(form, dict) and form["type"] == "array" and not takes_bytes(form["items"])
+        for form in forms(schema, named)
+    )
 
-    return search(schema)
+
+def forms(schema: Any, named: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the parsed schema and all schemas inside it. Each named type is yielded once."""
+    seen: set[str] = set()
+    pending = [schema]
+    while pending:
+        form = _resolved(pending.pop(), named)
+        if isinstance(form, dict) and form["type"] in _NAMED:
+            if form["name"] in seen:
+                continue
+            seen.add(form["name"])
+        yield form
+        pending += _parts(form)
 
 
 def _resolved(schema: Any, named: Mapping[str, Any]) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import datetime
 import errno
+import fractions
 import io
 import os
 import struct
@@ -330,6 +331,36 @@ def test_nested_avro_data() -> None:
     """Values of recursive schemas decode up to a depth that data of people have."""
     text = Decoder(OneSchema(Schema("AVRO", LINK, {}))).decode(framed(1, b"\2" * 80 + b"\0"))
     assert text == b'{"n":' * 81 + b"null" + b"}" * 81
+
+
+@given(
+    unscaled=st.integers(-(1 << 199), (1 << 199) - 1),
+    precision=st.integers(1, 50),
+    scale=st.integers(0, 50),
+    form=st.sampled_from(["bytes", "fixed", "union", "array", "reference"]),
+)
+def test_avro_decimals(unscaled: int, precision: int, scale: int, form: str) -> None:
+    """Decimals have all their digits, also those with more digits than the schema says."""
+    scale = min(scale, precision)
+    size = 25
+    number = unscaled.to_bytes(size, "big", signed=True)
+    logical = {"logicalType": "decimal", "precision": precision, "scale": scale}
+    counted = {"type": "bytes", **logical}
+    fixed = {"type": "fixed", "name": "F", "size": size, **logical}
+    framed_bytes = bytes([size * 2]) + number
+    schema, data = {
+        "bytes": (counted, framed_bytes),
+        "fixed": (fixed, number),
+        "union": (["null", counted], b"\2" + framed_bytes),
+        "array": ({"type": "array", "items": fixed}, b"\2" + number + b"\0"),
+        "reference": (["null", "F"], b"\2" + number),
+    }[form]
+    references = {"F": orjson.dumps(fixed).decode()} if form == "reference" else {}
+    decoder = Decoder(OneSchema(Schema("AVRO", orjson.dumps(schema).decode(), references)))
+    found = orjson.loads(decoder.decode(framed(1, data)))
+    text = found[0] if form == "array" else found
+    assert fractions.Fraction(text) == fractions.Fraction(unscaled, 10**scale)
+    assert len(text.partition(".")[2]) == scale
 
 
 @given(micros=st.integers(0, 86_399_999_999))
