@@ -197,6 +197,23 @@ def test_json_lines_get_their_key_from_a_field(
     assert [row[1] for row in rows] == [b"k", b"7", None, None, b'["a"]']
 
 
+def test_numbers_in_keys_are_as_written(spark: SparkSession, empty: Path, tmp_path: Path) -> None:
+    """Numbers keep their text in the key, so that different ones have different keys."""
+    numbers = [
+        *("0", "-0", "-0.0", "1", "1.0", "1.1", "1.10", "1e2", "1E+2"),
+        *("18446744073709551615", "18446744073709551616", "-9223372036854775809"),
+        *("100000000000000000001", "100000000000000000002"),
+        *("0.1000000000000000055511151231257827", f"{'7' * 5000}e-5000"),
+    ]
+    keys = [form % number for number in numbers for form in ("%s", "[%s]", '{"a":[%s]}')]
+    lines = [f'{{"x": 2.50, "id": {key}}}' for key in keys]
+    (tmp_path / "in.jsonl").write_text("\n".join(lines))
+    import_(spark, tmp_path / "in.jsonl", empty, format="text", topic="t", key="id", partitions=1)
+    rows = contents(empty)["t-0"]
+    assert [row[1] for row in rows] == [key.encode() for key in keys]
+    assert [row[2] for row in rows] == [line.encode() for line in lines]
+
+
 def test_handwritten_envelopes_are_imported(
     spark: SparkSession, empty: Path, tmp_path: Path
 ) -> None:
@@ -390,6 +407,12 @@ def test_merging_keeps_the_order_of_offsets_and_of_files(seed: int) -> None:
         ("a.jsonl", '{"topic":7,"value":""}\n', {}, 'line 1: "topic" must be a string'),
         ("a.jsonl", '{"partition":-1,"value":""}\n', {}, 'line 1: "partition" must be an integer'),
         ("a.txt", '{"k":1}\nx\n', {"format": "text", "topic": "t", "key": "k"}, "line 2: .*'k'"),
+        (
+            "a.txt",
+            f'{{"k":1}}\n{{"k":{"[" * 1000}{"]" * 1000}}}\n',
+            {"format": "text", "topic": "t", "key": "k"},
+            "line 2: .*'k'",
+        ),
         ("a.txt", "x" * 2_000_000, {"format": "text", "topic": "t"}, r"a\.txt: .*1048588"),
         ("a.txt.gz", "text", {"format": "text", "topic": "t"}, r"a\.txt\.gz: "),
         ("a.parquet", "text", {"format": "parquet"}, r"a\.parquet: "),

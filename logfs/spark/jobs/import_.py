@@ -89,8 +89,8 @@ def import_(
 
     - "parquet": files with the columns of `format("logfs")`. `key` and `value` may name other columns.
     - "json": a JSON object for each record (an envelope), one per line, as in an export.
-    - "text": each line is a value. If `key_separator` is given, the text before it is the key, and the text after it
-      is the value. If `key` is given, the lines are JSON, and the field of this name is the key.
+    - "text": each line is a value. If `key_separator` is given, the text before it is the key, the text after it the
+      value. If `key` is given, the lines are JSON, and this field is the key, a number as it is written.
 
     `topic` takes precedence over the topics in the files. With `repartition`, the partitions in the files are
     ignored. For a row without a partition, the hash of the key selects one; rows without keys are distributed. With

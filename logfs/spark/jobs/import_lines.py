@@ -5,6 +5,7 @@ Large files are divided between tasks at the beginnings of lines.
 
 from __future__ import annotations
 
+import json
 import re
 from abc import abstractmethod
 from dataclasses import replace
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 _BLOCK_BYTES = 4 << 20
 # The most bytes in a line. Lines with records are shorter, so a file with a longer line is probably not text.
 _LONGEST_LINE = 1 << 30
+# A decoder of JSON that keeps the text of numbers. orjson rounds numbers with many digits, and shortens 1.10 to 1.1.
+_WITH_NUMBERS_AS_WRITTEN = json.JSONDecoder(parse_int=orjson.Fragment, parse_float=orjson.Fragment)
 _CODECS = {".gz": "gzip", ".zst": "zstd", ".lz4": "lz4", ".bz2": "bz2"}
 # The beginning of a JSON envelope in the form in which an export writes it. All envelopes of a partition have the
 # same text in the first group.
@@ -106,8 +109,9 @@ class TextFormat(LinesFormat):
     def _fields(self, file_range: FileRange, position: int, lines: Sequence[bytes]) -> list[Any]:
         """Return the key of each line, which is the value of the line's JSON field `options.key`.
 
-        A string is returned as it is. A number, list or other value is returned as JSON, in bytes. None stands for a
-        field that is null or missing. Raises `InvalidRecord` for a line that is not a JSON object.
+        A string is returned as it is. A number, list or other value is returned as JSON, in bytes, with numbers as
+        they are written. None stands for a field that is null or missing. Raises `InvalidRecord` for a line that is
+        not a JSON object, or is nested too deeply.
         """
         found = []
         for number, line in enumerate(lines):
@@ -115,15 +119,14 @@ class TextFormat(LinesFormat):
                 value = orjson.loads(line)
                 if not isinstance(value, dict):
                     raise ValueError("not a JSON object")
-            except ValueError as error:
+                found.append(_key(line, value.get(self.options.key), self.options.key))
+            except (ValueError, RecursionError, orjson.JSONEncodeError) as error:
                 _refuse(
                     file_range,
                     position,
                     number,
                     f"{error}; the key is taken from its field {self.options.key!r}",
                 )
-            key = value.get(self.options.key)
-            found.append(key if key is None or isinstance(key, str) else orjson.dumps(key))
         return found
 
 
@@ -232,6 +235,16 @@ class EnvelopeFormat(LinesFormat):
                     number,
                     f"{error} (for lines that are not envelopes, use format text)",
                 )
+
+
+def _key(line: bytes, value: Any, field: str | None) -> str | bytes | None:
+    """Return the key of a line: `value`, which is that of its field `field`. See `TextFormat._fields`."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, int) and value:
+        # The text of an integer has one form, except for 0, which can also be -0.
+        return orjson.dumps(value)
+    return orjson.dumps(_WITH_NUMBERS_AS_WRITTEN.decode(line.decode())[field])
 
 
 def _array(name: str, column: list[Any]) -> pa.Array:
