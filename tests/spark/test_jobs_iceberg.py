@@ -166,6 +166,79 @@ def test_an_export_that_ends_between_tables_is_completed(
         assert offsets(table(target, topic)) == [(0, 0)]
 
 
+def exported_twice(spark: SparkSession, log_dir: Path) -> Path:
+    """Return the target of two exports of the partition a-0, of three records and of one, and append another."""
+    target = log_dir.with_name("ice")
+    with Store(log_dir) as store:
+        store.create("a-0").append([b"1", b"2", b"3"])
+    export(spark, log_dir, target, format="iceberg")
+    with Store(log_dir) as store:
+        store["a-0"].append([b"4"])
+    export(spark, log_dir, target, format="iceberg")
+    with Store(log_dir) as store:
+        store["a-0"].append([b"5"])
+    return target
+
+
+def expire_all_but_the_current(found: Any) -> None:
+    """Remove all snapshots of a table but the current one, as the usual maintenance does."""
+    current = found.current_snapshot().snapshot_id
+    older = [each.snapshot_id for each in found.snapshots() if each.snapshot_id != current]
+    found.maintenance.expire_snapshots().by_ids(older).commit()
+
+
+@pytest.mark.parametrize("deleted", [("offset < 3",), ("offset < 3", "offset = 3")])
+def test_an_export_goes_on_after_the_snapshots_of_the_earlier_ones_expired(
+    spark: SparkSession, log_dir: Path, deleted: tuple[str, ...]
+) -> None:
+    """Snapshots of other writers hold no offsets; no record is exported twice if only they are left."""
+    target = exported_twice(spark, log_dir)
+    for each in deleted:
+        table(target, "a").delete(each)
+    expire_all_but_the_current(table(target, "a"))
+    assert export(spark, log_dir, target, format="iceberg").records == 1
+    left = [(0, 4)] if len(deleted) == 2 else [(0, 3), (0, 4)]
+    assert offsets(table(target, "a")) == left
+    assert export(spark, log_dir, target, format="iceberg").records == 0
+
+
+def test_after_a_rollback_the_records_that_it_took_away_are_exported_again(
+    spark: SparkSession, log_dir: Path
+) -> None:
+    """The offsets of the snapshot that is current then count, also below a snapshot of another writer."""
+    target = exported_twice(spark, log_dir)
+    first = table(target, "a").snapshots()[0].snapshot_id
+    table(target, "a").manage_snapshots().rollback_to_snapshot(first).commit()
+    assert export(spark, log_dir, target, format="iceberg").records == 2
+    assert offsets(table(target, "a")) == [(0, number) for number in range(5)]
+    table(target, "a").manage_snapshots().rollback_to_snapshot(first).commit()
+    table(target, "a").delete("offset < 3")
+    assert export(spark, log_dir, target, format="iceberg").records == 2
+    assert offsets(table(target, "a")) == [(0, 3), (0, 4)]
+
+
+def test_a_table_whose_offsets_are_lost_must_be_overwritten(
+    spark: SparkSession, log_dir: Path
+) -> None:
+    """An export refuses to begin anew beside records, but other topics and mode overwrite are not affected."""
+    target = exported_twice(spark, log_dir)
+    table(target, "a").delete("offset < 3")
+    foreign = table(target, "a").current_snapshot().snapshot_id
+    export(spark, log_dir, target, format="iceberg")
+    table(target, "a").manage_snapshots().rollback_to_snapshot(foreign).commit()
+    expire_all_but_the_current(table(target, "a"))
+    with Store(log_dir) as store:
+        store.create("b-0").append([b"1"])
+    with pytest.raises(InvalidSetting, match=r"logfs\.a does not tell .* mode overwrite"):
+        export(spark, log_dir, target, format="iceberg")
+    assert offsets(table(target, "a")) == [(0, 3)]
+    assert export(spark, log_dir, target, format="iceberg", topics=["b"]).records == 1
+    again = export(spark, log_dir, target, format="iceberg", topics=["a"], mode="overwrite")
+    assert again.records == 5
+    assert export(spark, log_dir, target, format="iceberg").records == 0
+    assert offsets(table(target, "a")) == [(0, number) for number in range(5)]
+
+
 def test_times_that_no_date_can_hold_are_null(spark: SparkSession, log_dir: Path) -> None:
     """Times before the year 1 and after 9999 are null; all others are exact, as is a missing one in `format`."""
     with Store(log_dir) as store:

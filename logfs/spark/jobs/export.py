@@ -118,7 +118,7 @@ def export(
         # Check the target again: `temporary_directory` may have completed an export that was killed.
         _check_contents(folder, mode, incremental=incremental)
         if incremental:
-            known = place.offsets(may_be_damaged=anew)
+            known = place.offsets(chosen.selection, may_be_damaged=anew)
             plan = _checked(lambda: _plan_after(known, chosen, anew=anew))
         else:
             plan = _checked(lambda: _plan(chosen))

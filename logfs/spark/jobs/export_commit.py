@@ -234,10 +234,11 @@ class Folders:
         self._target = target
         self._temporary = temporary
 
-    def offsets(self, *, may_be_damaged: bool = False) -> OffsetsJson:
+    def offsets(self, selected: Selection, *, may_be_damaged: bool = False) -> OffsetsJson:
         """Return the offsets at which the last incremental export into the target ended, or {} if there was none.
 
-        If the file with the offsets is damaged, return {} if `may_be_damaged` is true, else raise `InvalidSetting`.
+        One file has the offsets of all topics, whether they are `selected` or not. If it is damaged, return {} if
+        `may_be_damaged` is true, else raise `InvalidSetting`.
         """
         path = self._target / OFFSETS
         try:

@@ -5,7 +5,8 @@
     target/logfs/orders/metadata/    its snapshots
 
 A commit changes one table atomically. Its snapshot stores the offsets at which the export ended, so that the next
-export begins there.
+export begins there. After a rollback, the snapshot that is then the current one counts. The properties of the table
+store the offsets, too: other programs add snapshots without offsets, and remove the older snapshots.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from logfs.errors import LogfsError
+from logfs.errors import InvalidSetting, LogfsError
 from logfs.log.disk.disk import Disk
 from logfs.spark.jobs.export_files import NAMESPACE, iceberg_schema
 from logfs.spark.jobs.job_runner import JobFailed
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from logfs.spark.topics import OffsetsJson
 
 _OFFSETS = "logfs.offsets"
+# The property of a table with the sequence number of the snapshot that has the offsets in `_OFFSETS`.
+_SEQUENCE_NUMBER = "logfs.offsets.sequence-number"
 CATALOG = "catalog.db"
 _PARTITION_FIELD = "date"
 # The properties of the tables, which select the columns with statistics. Readers skip data files by the statistics.
@@ -68,20 +71,24 @@ class IcebergTables:
         """Close the catalog."""
         self._catalog.close()
 
-    def offsets(self, *, may_be_damaged: bool = False) -> OffsetsJson:
+    def offsets(self, selected: Selection, *, may_be_damaged: bool = False) -> OffsetsJson:
         """Return the offsets at which the last export into each table ended, in the form of a Spark checkpoint.
 
-        `may_be_damaged` has no effect: if a table cannot be read, pyiceberg's error is raised in any case.
+        Raises `InvalidSetting` if a table of a `selected` topic has snapshots, but no offsets that belong to its
+        current snapshot; if `may_be_damaged` is true, such a table is left out. If a table cannot be read, the error
+        of pyiceberg is raised in any case.
         """
         found: OffsetsJson = {}
         for name in self._catalog.list_tables(NAMESPACE):
             table = self._catalog.load_table(name)
-            found.update(json.loads(table.properties.get(_OFFSETS, "{}")))
-            for snapshot in reversed(table.snapshots()):
-                text = snapshot.summary and snapshot.summary.additional_properties.get(_OFFSETS)
-                if text:
-                    found.update(json.loads(text))
-                    break
+            offsets = _offsets_of(table)
+            if offsets is not None:
+                found.update(offsets)
+            elif not may_be_damaged and selected.has_topic(name[-1]):
+                raise InvalidSetting(
+                    f"{self._directory}: the table {'.'.join(name)} does not tell at which offsets the last export "
+                    "ended; export all again with mode overwrite"
+                )
         return found
 
     def publish(
@@ -92,8 +99,8 @@ class IcebergTables:
     ) -> None:
         """Add the files of the tasks, `written`, to the tables of their topics, with one commit for each table.
 
-        A missing table is created. The files are first moved into the directories of the tables. The snapshot of a
-        table stores the `offsets` of its topic; a table without records has them in its properties. If `replaced` is
+        A missing table is created. The files are first moved into the directories of the tables. The snapshot and
+        the properties of a table store the `offsets` of its topic. If `replaced` is
         given, the same commits remove the older records of the partitions `replaced`. Raises `JobFailed` if another
         writer has changed a table meanwhile, and the errors of pyiceberg. The tables are committed in the order of
         their names: after an error, the earlier ones stay committed.
@@ -146,8 +153,8 @@ class IcebergTables:
                     transaction.add_files(
                         places, snapshot_properties=properties, check_duplicate_files=False
                     )
-                elif table.current_snapshot() is None:
-                    transaction.set_properties(properties)
+                number = transaction.table_metadata.last_sequence_number
+                transaction.set_properties({**properties, _SEQUENCE_NUMBER: str(number)})
         except (CommitFailedException, ValidationException) as error:
             raise JobFailed(
                 f"{self._directory}: another writer changed the table {NAMESPACE}.{topic}: {error}; export again"
@@ -179,3 +186,34 @@ class IcebergTables:
         for directory in new.parents[1:5]:
             disk.sync_directory(directory)
         return new
+
+
+def _offsets_of(table: Any) -> OffsetsJson | None:
+    """Return the offsets at which the last export into a table ended, or {} if there was none.
+
+    Return None if the table has snapshots, but no offsets that belong to the current one.
+    """
+    from pyiceberg.table.snapshots import ancestors_of
+
+    current = table.current_snapshot()
+    text = table.properties.get(_OFFSETS)
+    if current is None:
+        return _parsed(text or "{}")
+    oldest = current
+    for snapshot in ancestors_of(current, table.metadata):
+        summary = snapshot.summary
+        if summary is not None and _OFFSETS in summary.additional_properties:
+            return _parsed(summary.additional_properties[_OFFSETS])
+        oldest = snapshot
+    # No snapshot of an export is left. The properties do not change in a rollback, so they count only if the current
+    # snapshot descends from that of the last export: then even its oldest ancestor is newer.
+    number = table.properties.get(_SEQUENCE_NUMBER)
+    is_newer = number is not None and (oldest.sequence_number or 0) > int(number)
+    # An older version of logfs stored offsets in the properties, without the number, only while the table was empty.
+    is_first = number is None and oldest.parent_snapshot_id is None
+    return _parsed(text) if text is not None and (is_newer or is_first) else None
+
+
+def _parsed(text: str) -> OffsetsJson:
+    found: OffsetsJson = json.loads(text)
+    return found
