@@ -166,6 +166,52 @@ def test_an_export_that_ends_between_tables_is_completed(
         assert offsets(table(target, topic)) == [(0, 0)]
 
 
+@pytest.mark.parametrize(
+    ("step", "topic", "options"),
+    [
+        ("_moved", "a", {"startingTimestamp": str(T + 5)}),
+        ("_table", "b", {}),
+        ("_moved", "b", {}),
+        ("_commit", "b", {"startingTimestamp": str(T + 5)}),
+    ],
+)
+def test_a_first_export_that_ends_between_tables_keeps_where_it_began(
+    spark: SparkSession,
+    log_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    step: str,
+    topic: str,
+    options: dict[str, str],
+) -> None:
+    """Each topic begins where the first export began: not at offsets that were deleted, nor at those left out."""
+    target = log_dir.with_name("ice")
+    with Store(log_dir) as store:
+        for name in "abc":
+            log = store.create(f"{name}-0")
+            for number in range(7):
+                log.append([Record(b"", timestamp=T + number)])
+            store.delete_records(f"{name}-0", 4)
+    call = getattr(IcebergTables, step)
+
+    def failing(self: IcebergTables, what: Any, *words: Any) -> Any:
+        if topic in (what, getattr(what, "topic", None)):
+            raise JobFailed("the power is gone")
+        return call(self, what, *words)
+
+    for _ in range(2):
+        with monkeypatch.context() as patched:
+            patched.setattr(IcebergTables, step, failing)
+            with pytest.raises(JobFailed, match="the power is gone"):
+                export(spark, log_dir, target, format="iceberg", options=options)
+    export(spark, log_dir, target, format="iceberg", topics=["a"])
+    export(spark, log_dir, target, format="iceberg")
+    for name in "abc":
+        assert offsets(table(target, name)) == [(0, n) for n in range(5 if options else 4, 7)]
+    with Store(log_dir) as store:
+        store.create("d-0").append([b"new"])
+    assert export(spark, log_dir, target, format="iceberg", options=options).records == 1
+
+
 def exported_twice(spark: SparkSession, log_dir: Path) -> Path:
     """Return the target of two exports of the partition a-0, of three records and of one, and append another."""
     target = log_dir.with_name("ice")

@@ -127,7 +127,7 @@ def export(
         written = [
             each for files in run(spark, "logfs export", works, task, progress) for each in files
         ]
-        place.publish(written, plan.offsets, chosen.selection if anew else None)
+        place.publish(written, plan.offsets, chosen.selection if anew else None, plan.begins)
     return Exported(
         len(written),
         sum(each.records for each in written),
@@ -223,17 +223,19 @@ def _read_options(
 class _Plan(NamedTuple):
     """The ranges of logs that the tasks read, and the offsets at which the next incremental export must begin.
 
-    `offsets` is None if this export is not incremental.
+    `begins` are the offsets at which it must begin if this export does not take place. Both are None if this export
+    is not incremental.
     """
 
     parts: list[SplitPart]
+    begins: OffsetsJson | None
     offsets: OffsetsJson | None
 
 
 def _plan(options: ReadOptions) -> _Plan:
     """Plan an export that is not incremental: of all records that the options select."""
     planned = BatchReader(kafka_schema(headers=True), options).partitions()
-    return _Plan([part for split in planned for part in split.parts], None)
+    return _Plan([part for split in planned for part in split.parts], None, None)
 
 
 def _plan_after(known: OffsetsJson, options: ReadOptions, *, anew: bool) -> _Plan:
@@ -255,8 +257,11 @@ def _plan_after(known: OffsetsJson, options: ReadOptions, *, anew: bool) -> _Pla
         planned = reader.partitions(begin, end)
     finally:
         reader.stop()
-    offsets = to_json({**others, **from_json(end)}, {**of_others, **topic_ids_from_json(end)})
-    return _Plan([part for split in planned for part in split.parts], offsets)
+    begins, offsets = (
+        to_json({**others, **from_json(each)}, {**of_others, **topic_ids_from_json(each)})
+        for each in (begin, end)
+    )
+    return _Plan([part for split in planned for part in split.parts], begins, offsets)
 
 
 @dataclass(frozen=True)

@@ -260,13 +260,15 @@ class Folders:
         written: Sequence[WrittenFile],
         offsets: OffsetsJson | None,
         replaced: Selection | None,
+        begins: OffsetsJson | None = None,
     ) -> None:
         """Move the files of the tasks, `written`, to their final paths, all or none, and store `offsets` in a file.
 
         The older files of the partitions `replaced` are removed; if `replaced` is None, all older files stay. If
         `offsets` is None, no offsets are stored; those of an earlier incremental export then stay if `replaced` is
         None, and are removed otherwise. If a file cannot be moved, the files moved before are moved back, but the
-        file `_SUCCESS` of an earlier export is not restored. Raises `FileExistsError` if a file other than these
+        file `_SUCCESS` of an earlier export is not restored. `begins`, the offsets at which the export began, are not
+        needed here. Raises `FileExistsError` if a file other than these
         older files exists at a final path, and `OSError`.
         """
         with _publishing(self._target):

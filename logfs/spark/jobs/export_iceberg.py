@@ -7,6 +7,10 @@
 A commit changes one table atomically. Its snapshot stores the offsets at which the export ended, so that the next
 export begins there. After a rollback, the snapshot that is then the current one counts. The properties of the table
 store the offsets, too: other programs add snapshots without offsets, and remove the older snapshots.
+
+An export commits its tables one by one. So before the first commit, it stores the offsets at which it begins in the
+properties of the namespace, and it removes them after the last commit. They count for the topics whose tables have no
+offsets yet.
 """
 
 from __future__ import annotations
@@ -30,6 +34,8 @@ if TYPE_CHECKING:
 _OFFSETS = "logfs.offsets"
 # The property of a table with the sequence number of the snapshot that has the offsets in `_OFFSETS`.
 _SEQUENCE_NUMBER = "logfs.offsets.sequence-number"
+# The property of the namespace with the offsets at which an export has begun that has not committed all tables.
+_BEGINS = "logfs.begins"
 CATALOG = "catalog.db"
 _PARTITION_FIELD = "date"
 # The properties of the tables, which select the columns with statistics. Readers skip data files by the statistics.
@@ -74,14 +80,19 @@ class IcebergTables:
     def offsets(self, selected: Selection, *, may_be_damaged: bool = False) -> OffsetsJson:
         """Return the offsets at which the last export into each table ended, in the form of a Spark checkpoint.
 
+        If an export was killed between its commits, its other topics have the offsets at which it began.
         Raises `InvalidSetting` if a table of a `selected` topic has snapshots, but no offsets that belong to its
         current snapshot; if `may_be_damaged` is true, such a table is left out. If a table cannot be read, the error
         of pyiceberg is raised in any case.
         """
+        begins = _parsed(self._catalog.load_namespace_properties(NAMESPACE).get(_BEGINS, "{}"))
         found: OffsetsJson = {}
         for name in self._catalog.list_tables(NAMESPACE):
             table = self._catalog.load_table(name)
             offsets = _offsets_of(table)
+            if offsets == {}:
+                continue
+            begins = {each: at for each, at in begins.items() if _topic_of(each) != name[-1]}
             if offsets is not None:
                 found.update(offsets)
             elif not may_be_damaged and selected.has_topic(name[-1]):
@@ -89,13 +100,14 @@ class IcebergTables:
                     f"{self._directory}: the table {'.'.join(name)} does not tell at which offsets the last export "
                     "ended; export all again with mode overwrite"
                 )
-        return found
+        return {**begins, **found}
 
     def publish(
         self,
         written: Sequence[WrittenFile],
         offsets: OffsetsJson | None,
         replaced: Selection | None,
+        begins: OffsetsJson | None = None,
     ) -> None:
         """Add the files of the tasks, `written`, to the tables of their topics, with one commit for each table.
 
@@ -103,7 +115,8 @@ class IcebergTables:
         the properties of a table store the `offsets` of its topic. If `replaced` is
         given, the same commits remove the older records of the partitions `replaced`. Raises `JobFailed` if another
         writer has changed a table meanwhile, and the errors of pyiceberg. The tables are committed in the order of
-        their names: after an error, the earlier ones stay committed.
+        their names: after an error, the earlier ones stay committed, and `begins`, the offsets at which this export
+        began, stay stored for the other topics.
         """
         of_topic: dict[str, list[WrittenFile]] = {}
         if replaced is not None:
@@ -116,15 +129,21 @@ class IcebergTables:
             # The options of a first export may leave out all records of a topic: the next one must not begin anew.
             if name in of_topic or not any(each.values()):
                 continue
-            if not self._catalog.table_exists((NAMESPACE, name)):
+            place = (NAMESPACE, name)
+            if not self._catalog.table_exists(place) or (
+                _offsets_of(self._catalog.load_table(place)) == {}
+            ):
                 of_topic[name] = []
+        if of_topic and begins:
+            self._catalog.update_namespace_properties(
+                NAMESPACE, updates={_BEGINS: json.dumps(begins)}
+            )
         for topic, files in sorted(of_topic.items()):
             ends = {
-                name: each
-                for name, each in (offsets or {}).items()
-                if name.partition("#")[0] == topic
+                name: each for name, each in (offsets or {}).items() if _topic_of(name) == topic
             }
             self._commit(topic, files, ends, replaced)
+        self._catalog.update_namespace_properties(NAMESPACE, removals={_BEGINS})
 
     def _commit(
         self,
@@ -212,6 +231,11 @@ def _offsets_of(table: Any) -> OffsetsJson | None:
     # An older version of logfs stored offsets in the properties, without the number, only while the table was empty.
     is_first = number is None and oldest.parent_snapshot_id is None
     return _parsed(text) if text is not None and (is_newer or is_first) else None
+
+
+def _topic_of(name: str) -> str:
+    """Return the topic of an entry of offsets: "topic" or "topic#id"."""
+    return name.partition("#")[0]
 
 
 def _parsed(text: str) -> OffsetsJson:
