@@ -100,6 +100,7 @@ IMPORTERS = {
     "google": ["schema/protobuf.py"],
     "grpc_tools": ["schema/protobuf.py"],
     "pyiceberg": ["spark/jobs/export_iceberg.py"],
+    "sqlalchemy": ["spark/jobs/export_iceberg.py"],
     "requests": ["schema/registry.py"],
     "urllib3": ["schema/registry.py"],
     "kafka": ["cluster/"],

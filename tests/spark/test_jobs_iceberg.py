@@ -35,10 +35,10 @@ def _iceberg() -> None:
 def table(target: Path, topic: str) -> Any:
     """Return the table of a topic, as any user of the catalog finds it."""
     from pyiceberg.catalog.sql import SqlCatalog
+    from sqlalchemy import URL
 
-    catalog = SqlCatalog(
-        "logfs", uri=f"sqlite:///{target}/catalog.db", warehouse=f"file://{target}"
-    )
+    uri = URL.create("sqlite", database=f"{target}/catalog.db").render_as_string()
+    catalog = SqlCatalog("logfs", uri=uri, warehouse=f"file://{target}")
     return catalog.load_table(("logfs", topic))
 
 
@@ -301,6 +301,61 @@ def test_times_that_no_date_can_hold_are_null(spark: SparkSession, log_dir: Path
         None,
         None,
     ]
+
+
+@pytest.mark.parametrize("name", ["a b", "данные", "100%", "a%20b", "a;b", "u@h:1", "[x]&y=+"])
+def test_all_files_are_in_the_target_whatever_its_name(
+    spark: SparkSession, log_dir: Path, name: str
+) -> None:
+    """No character that is special in a URI moves the catalog, the metadata or the data elsewhere."""
+    with Store(log_dir) as store:
+        store.create("a-0").append([b"1"])
+    target = log_dir.parent / "targets" / name
+    before = set(log_dir.parent.iterdir())
+    export(spark, log_dir, target, format="iceberg")
+    with Store(log_dir) as store:
+        store["a-0"].append([b"2"])
+    assert export(spark, log_dir, target, format="iceberg").records == 1
+    assert offsets(table(target, "a")) == [(0, 0), (0, 1)]
+    assert set(log_dir.parent.iterdir()) - before == {target.parent}
+    assert [*target.parent.iterdir()] == [target]
+    assert {each.name for each in target.iterdir()} == {"catalog.db", "logfs"}
+    assert {each.name for each in (target / "logfs/a").iterdir()} == {"data", "metadata"}
+
+
+@pytest.mark.parametrize("name", ["a?b", "a#b", "a\tb", "a\nb", "a\udcffb"])
+def test_a_target_that_pyiceberg_cannot_use_is_refused(
+    spark: SparkSession, log_dir: Path, name: str
+) -> None:
+    """Nothing is created, neither there nor at the path that pyiceberg would take it for."""
+    with Store(log_dir) as store:
+        store.create("a-0").append([b"1"])
+    before = {*log_dir.parent.iterdir()}
+    with pytest.raises(InvalidSetting, match="must not have"):
+        export(spark, log_dir, log_dir.with_name(name), format="iceberg")
+    assert {*log_dir.parent.iterdir()} == before
+
+
+def test_tables_of_an_encoded_location_stay_readable(
+    spark: SparkSession, log_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An older version gave tables a location with percent-encoding: exports go on into them."""
+    from pyiceberg.catalog.sql import SqlCatalog
+
+    target = log_dir.with_name("a b")
+    target.mkdir()
+    uri = f"sqlite:///{target}/catalog.db"
+    old = SqlCatalog("logfs", uri=uri, warehouse=target.as_uri())
+    with Store(log_dir) as store:
+        store.create("a-0").append([b"1"])
+    with monkeypatch.context() as patched:
+        patched.setattr("pyiceberg.catalog.sql.SqlCatalog", lambda *_, **__: old)
+        export(spark, log_dir, target, format="iceberg")
+    assert log_dir.with_name("a%20b").exists()
+    with Store(log_dir) as store:
+        store["a-0"].append([b"2"])
+    assert export(spark, log_dir, target, format="iceberg").records == 1
+    assert offsets(table(target, "a")) == [(0, 0), (0, 1)]
 
 
 def test_what_makes_no_sense_is_refused(spark: SparkSession, log_dir: Path) -> None:

@@ -26,7 +26,7 @@ from logfs.spark import splits
 from logfs.spark.batch import BatchReader
 from logfs.spark.jobs.export_commit import OFFSETS, TEMPORARY, Folders, temporary_directory
 from logfs.spark.jobs.export_files import Files, by_date, format_of
-from logfs.spark.jobs.export_iceberg import CATALOG, IcebergTables
+from logfs.spark.jobs.export_iceberg import CATALOG, IcebergTables, check_directory
 from logfs.spark.jobs.job_runner import WorkItem, run
 from logfs.spark.jobs.selection import log_dirs
 from logfs.spark.kafka_schema import kafka_schema
@@ -106,6 +106,8 @@ def export(
     incremental = incremental or format == "iceberg"
     anew = mode == "overwrite"
     folder = _folder(target, mode, paths)
+    if format == "iceberg":
+        check_directory(folder)
     asked = _read_options(paths, topics, options)
     if incremental:
         asked.setdefault("startingOffsets", "earliest")

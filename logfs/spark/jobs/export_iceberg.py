@@ -48,24 +48,39 @@ _PROPERTIES = {
 }
 
 
+def check_directory(directory: Path) -> None:
+    """Raise `InvalidSetting` if pyiceberg cannot use the path `directory`.
+
+    It takes paths for URIs, so that it drops what follows "?" or "#", and drops tabs and line breaks.
+    """
+    text = str(directory)
+    if not (text.isprintable() and set(text).isdisjoint("?#")):
+        raise InvalidSetting(
+            f"{text!r}: a target with Iceberg tables must not have '?', '#' or unprintable characters in its path"
+        )
+
+
 class IcebergTables:
     """The Iceberg tables in a directory, one for each topic."""
 
     def __init__(self, directory: Path) -> None:
-        """Open the catalog in `directory`, or create it if it is missing. The directory must exist.
+        """Open the catalog in `directory`, which must exist. The catalog is created if it is missing.
 
-        Raises `LogfsError` if pyiceberg is not installed, or if the catalog cannot be opened.
+        `check_directory` must accept the directory. Raises `LogfsError` if pyiceberg is not installed, or if the
+        catalog cannot be opened.
         """
         try:
             from pyiceberg.catalog.sql import SqlCatalog
+            from sqlalchemy import URL
         except ImportError:
             raise LogfsError("pyiceberg is not installed: pip install 'logfs[iceberg]'") from None
         self._directory = directory
         try:
             self._catalog = SqlCatalog(
                 NAMESPACE,
-                uri=f"sqlite:///{directory / CATALOG}",
-                warehouse=directory.as_uri(),
+                uri=URL.create("sqlite", database=str(directory / CATALOG)).render_as_string(),
+                # pyiceberg does not decode the percent-encoding of a URI: the path must be as it is.
+                warehouse=f"file://{directory}",
             )
             self._catalog.create_namespace_if_not_exists(NAMESPACE)
         except Exception as error:
