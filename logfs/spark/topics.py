@@ -64,7 +64,7 @@ def from_json(offsets: Mapping[str, Mapping[str, Any]]) -> Offsets:
 def topic_ids_from_json(offsets: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """Return the id of each topic, from the entries "topic#id" in the offsets of a checkpoint.
 
-    A checkpoint that was written by Kafka's source or logfs 0.1 has no ids.
+    A checkpoint that was written by Kafka's source or logfs 0.1 has no ids. If a topic has several, the last counts.
     """
     found = {}
     for name in offsets:
@@ -72,6 +72,28 @@ def topic_ids_from_json(offsets: Mapping[str, Mapping[str, Any]]) -> dict[str, s
         if mark:
             found[topic] = topic_id
     return found
+
+
+def with_former_ids(offsets: OffsetsJson, before: Mapping[str, Any]) -> OffsetsJson:
+    """Return `offsets` with an entry of a former id of each topic that has been recreated.
+
+    It comes before the entry of the present id. If the id has not changed since the earlier offsets `before`, it is
+    the former id in them, if there is one.
+    """
+    present = topic_ids_from_json(offsets)
+    former: dict[str, str] = {}
+    for name in before:
+        topic, mark, _ = name.partition(_ID_MARK)
+        if mark and topic in present and name not in offsets:
+            former[topic] = name
+    return {**{name: {} for name in former.values()}, **offsets}
+
+
+def recreated_ids(offsets: Mapping[str, Any]) -> dict[str, str]:
+    """Return the present id of each topic with a former id in `offsets`, which `with_former_ids` has added."""
+    named = [name.partition(_ID_MARK)[0] for name in offsets if _ID_MARK in name]
+    present = topic_ids_from_json(offsets)
+    return {topic: present[topic] for topic in present if named.count(topic) > 1}
 
 
 def describe(found: Iterable[Any]) -> str:

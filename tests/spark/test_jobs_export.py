@@ -328,6 +328,43 @@ def test_losses_before_an_incremental_export_are_errors(spark: SparkSession, log
         export(spark, log_dir, target, incremental=True)
 
 
+@pytest.mark.parametrize("is_empty", [False, True])
+def test_a_recreated_topic_is_exported_beside_the_old_one(
+    spark: SparkSession, log_dir: Path, is_empty: bool
+) -> None:
+    """Its offsets begin again, but its files have other names, in each of the following exports, too."""
+    target = log_dir.with_name("out")
+    loose = {"failOnDataLoss": "false"}
+
+    def exports(*values: bytes) -> int:
+        with Store(log_dir) as store:
+            store["a-0"].append([Record(value, timestamp=T) for value in values])
+        wanted = {"incremental": True, "options": loose, "format": "json"}
+        return export(spark, log_dir, target, **wanted).records
+
+    with Store(log_dir) as store:
+        store.create("a-0")
+    assert exports(b"1") == 1
+    assert exports(b"2") == 1
+    for round in range(2):
+        with Store(log_dir) as store:
+            store.delete("a-0")
+            store.create("a-0")
+        if is_empty:
+            # This export stores the new id, but writes no file that has it.
+            export(spark, log_dir, target, incremental=True, options=loose, format="json")
+        assert exports(b"%d" % round) == 1
+        assert exports(b"2") == 1
+    assert exports(b"3") == 1
+    lines = [line for path in target.rglob("part-*") for line in path.read_bytes().splitlines()]
+    values = sorted(str(envelope.decode(line).value) for line in lines)
+    assert values == sorted(map(str, [b"1", b"2", b"0", b"2", b"1", b"2", b"3"]))
+    # Mode overwrite replaces the files of all of them.
+    wanted = {"incremental": True, "mode": "overwrite", "format": "json"}
+    assert export(spark, log_dir, target, **wanted).records == 3
+    assert len([*target.rglob("part-*")]) == 1
+
+
 def test_a_plain_export_is_not_continued(spark: SparkSession, log_dir: Path) -> None:
     """A directory without the offsets of an incremental export is an error, as are damaged offsets."""
     target = log_dir.with_name("out")

@@ -33,7 +33,13 @@ from logfs.spark.kafka_schema import kafka_schema
 from logfs.spark.known_names import SELECTIONS
 from logfs.spark.options import local_path, read_options
 from logfs.spark.stream import StreamReader
-from logfs.spark.topics import from_json, to_json, topic_ids_from_json
+from logfs.spark.topics import (
+    from_json,
+    recreated_ids,
+    to_json,
+    topic_ids_from_json,
+    with_former_ids,
+)
 from logfs.spark.workers import NotOnHost, naming_path
 
 if TYPE_CHECKING:
@@ -125,7 +131,8 @@ def export(
         else:
             plan = _checked(lambda: _plan(chosen))
         works = [WorkItem(part, part.segment_split.bytes) for part in plan.parts]
-        task = _ExportTask(str(temporary), form, chosen)
+        # The offsets of a recreated topic begin again, and its new files must not have the names of the old ones.
+        task = _ExportTask(str(temporary), form, chosen, recreated_ids(plan.offsets or {}))
         written = [
             each for files in run(spark, "logfs export", works, task, progress) for each in files
         ]
@@ -263,22 +270,27 @@ def _plan_after(known: OffsetsJson, options: ReadOptions, *, anew: bool) -> _Pla
         to_json({**others, **from_json(each)}, {**of_others, **topic_ids_from_json(each)})
         for each in (begin, end)
     )
+    offsets = with_former_ids(offsets, known)
     return _Plan([part for split in planned for part in split.parts], begins, offsets)
 
 
 @dataclass(frozen=True)
 class _ExportTask:
-    """The function that tasks call for a range of a log: it writes the records to files, and returns the files."""
+    """The function that tasks call for a range of a log: it writes the records to files, and returns the files.
+
+    `topic_ids` are the ids of the topics whose files have the id in their names.
+    """
 
     directory: str
     form: ExportFormat
     options: ReadOptions
+    topic_ids: dict[str, str]
 
     def __call__(self, part: SplitPart) -> list[WrittenFile]:
         if not Path(self.directory).is_dir():
             raise NotOnHost.because(f"{self.directory}: the target of the export does not exist")
         name = TopicPartition(part.topic, part.partition)
-        files = Files(Path(self.directory), self.form, name)
+        files = Files(Path(self.directory), self.form, name, self.topic_ids.get(part.topic))
         runs = (ArrowRun(*name, columns) for columns in splits.columns(part, self.options))
         for group in grouped(runs):
             columns = concatenate([each.columns for each in group])

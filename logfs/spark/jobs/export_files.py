@@ -117,7 +117,7 @@ def format_of(format: str, compression: str | None, values: str) -> ExportFormat
 def partition_of(path: Path) -> TopicPartition | None:
     """Return the partition in the path of an exported file, or None if the path is not that of an exported file."""
     topic, _, file = path.parts[-3:]
-    found = re.match(r"part-([0-9]+)-[0-9]{20}\.", file)
+    found = re.match(r"part-([0-9]+)-[0-9]{20}(-[A-Za-z0-9_-]+)?\.", file)
     if found is None or not topic.startswith(_TOPIC):
         return None
     return TopicPartition(topic.removeprefix(_TOPIC), int(found[1]))
@@ -169,14 +169,18 @@ class Files:
     The names of the files are unique, so that several attempts of a task do not conflict. The driver renames them.
     """
 
-    def __init__(self, directory: Path, form: ExportFormat, name: TopicPartition) -> None:
+    def __init__(
+        self, directory: Path, form: ExportFormat, name: TopicPartition, topic_id: str | None = None
+    ) -> None:
         """Prepare to write the files of the partition `name`.
 
-        The files are written into `directory`, which must exist. Only this export may use it.
+        The files are written into `directory`, which must exist. Only this export may use it. The final names of the
+        files have the `topic_id`, if it is given.
         """
         self._directory = directory
         self._form = form
         self._name = name
+        self._suffix = form.suffix if topic_id is None else f"-{topic_id}{form.suffix}"
         self._open: dict[str, _OpenFile] = {}
         self._written: list[WrittenFile] = []
 
@@ -206,7 +210,7 @@ class Files:
             place = f"{NAMESPACE}/{self._name.topic}/data/date={date}/{name}-{unique}{self._form.suffix}"
             return _IcebergFile(path, place, self._form, self._name)
         # The final name depends only on the records, so it is the same if a task runs again.
-        place = f"{_TOPIC}{self._name.topic}/date={date}/{name}{self._form.suffix}"
+        place = f"{_TOPIC}{self._name.topic}/date={date}/{name}{self._suffix}"
         kind = _ParquetFile if self._form.format == "parquet" else _JsonFile
         return kind(path, place, self._form, self._name)
 
