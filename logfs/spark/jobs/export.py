@@ -111,9 +111,7 @@ def export(
     form = format_of(format, compression, values)
     incremental = incremental or format == "iceberg"
     anew = mode == "overwrite"
-    folder = _folder(target, mode, paths)
-    if format == "iceberg":
-        check_directory(folder)
+    folder = _folder(target, mode, paths, format)
     asked = _read_options(paths, topics, options)
     if incremental:
         asked.setdefault("startingOffsets", "earliest")
@@ -131,7 +129,6 @@ def export(
         else:
             plan = _checked(lambda: _plan(chosen))
         works = [WorkItem(part, part.segment_split.bytes) for part in plan.parts]
-        # The offsets of a recreated topic begin again, and its new files must not have the names of the old ones.
         task = _ExportTask(str(temporary), form, chosen, recreated_ids(plan.offsets or {}))
         written = [
             each for files in run(spark, "logfs export", works, task, progress) for each in files
@@ -168,11 +165,11 @@ def _target(folder: Path, temporary: Path, format: str) -> Iterator[Folders | Ic
         tables.close()
 
 
-def _folder(target: str | os.PathLike[str], mode: str, paths: Paths) -> Path:
+def _folder(target: str | os.PathLike[str], mode: str, paths: Paths, format: str) -> Path:
     """Check the mode and the target of an export, and return the target as an absolute path.
 
-    Raises `InvalidSetting` for a wrong mode, and for a target that is a URL, a dangling symlink, or inside one of the
-    log directories.
+    Raises `InvalidSetting` for a wrong mode, for a target that is a URL, a dangling symlink, or inside one of the log
+    directories, and the error of `check_directory` for one of Iceberg tables.
     """
     if mode not in MODES:
         raise InvalidSetting(f"mode {mode!r}: give one of {', '.join(MODES)}")
@@ -192,6 +189,8 @@ def _folder(target: str | os.PathLike[str], mode: str, paths: Paths) -> Path:
             raise InvalidSetting(
                 f"{folder}: is in the log directory {log_dir}; give another directory"
             )
+    if format == "iceberg":
+        check_directory(folder)
     return folder
 
 
@@ -278,7 +277,8 @@ def _plan_after(known: OffsetsJson, options: ReadOptions, *, anew: bool) -> _Pla
 class _ExportTask:
     """The function that tasks call for a range of a log: it writes the records to files, and returns the files.
 
-    `topic_ids` are the ids of the topics whose files have the id in their names.
+    `topic_ids` are the ids of the topics whose files have the id in their names: those of recreated topics, whose
+    offsets begin again.
     """
 
     directory: str

@@ -268,8 +268,8 @@ class Folders:
         `offsets` is None, no offsets are stored; those of an earlier incremental export then stay if `replaced` is
         None, and are removed otherwise. If a file cannot be moved, the files moved before are moved back, but the
         file `_SUCCESS` of an earlier export is not restored. `begins`, the offsets at which the export began, are not
-        needed here. Raises `FileExistsError` if a file other than these
-        older files exists at a final path, and `OSError`.
+        needed here. Raises `FileExistsError` if a file other than these older files exists at a final path, and
+        `OSError`.
         """
         with _publishing(self._target):
             self._publish(written, offsets, replaced)
