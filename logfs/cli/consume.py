@@ -19,10 +19,10 @@ from logfs.cli.output import Printer, add_form
 from logfs.cli.output_pipe import OutputPipe, pause
 from logfs.cli.reading import OpenLogs
 from logfs.cli.selection import EARLIEST, LATEST, add_filter
-from logfs.errors import InvalidName, LogfsError, NotWritable, StoreLocked, UnknownPartition
-from logfs.format.files.key_table_format import anchor_of
+from logfs.errors import InvalidName, NotWritable, StoreLocked, UnknownPartition
 from logfs.store.admin.requests import CommitOffsets
 from logfs.store.group_members import GroupMember, Place
+from logfs.store.partition_identity import last_below
 
 if TYPE_CHECKING:
     import argparse
@@ -169,7 +169,7 @@ class _Seen(NamedTuple):
     @classmethod
     def of(cls, log: Log, taken: int) -> Self:
         """Return what is known now."""
-        return cls(log, log.epochs, len(log.cuts), taken, _last_below(log, taken))
+        return cls(log, log.epochs, len(log.cuts), taken, last_below(log, taken))
 
 
 class _Consumer:
@@ -366,7 +366,7 @@ class _Consumer:
                 )
                 self._forget_printed(self._logs[name], at)
                 self._member.advance(name, at)
-            elif _last_below(log, seen.taken) != seen.last:
+            elif last_below(log, seen.taken) != seen.last:
                 self.is_whole = False
                 _warn(
                     f"{name}: the log was truncated below {at}, which {self._group} has reached, and has grown "
@@ -472,18 +472,6 @@ class _Consumer:
         # Leave out partitions that were deleted or truncated: they must not keep the group from committing in the
         # others.
         ask(self._opened.log_dirs, CommitOffsets(self._group, texts, skips_missing=True))
-
-
-def _last_below(log: Log, offset: int) -> Anchor | None:
-    """Return what identifies the batch before an offset, or the batch that holds it; None if it cannot be read."""
-    state = log.state
-    if not state.log_start_offset < offset <= state.log_end_offset:
-        return None
-    try:
-        batch = state.segments_from(offset - 1)[0].find_batch(offset - 1)
-    except (LogfsError, OSError):
-        return None
-    return None if batch is None else anchor_of(batch.header)
 
 
 def _resolve(text: str, reader: Reader) -> int:

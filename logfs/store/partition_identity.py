@@ -6,10 +6,13 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 from weakref import ref
 
+from logfs.errors import LogfsError
+from logfs.format.files.key_table_format import anchor_of
 from logfs.log.follow.live_partition import LivePartition
 from logfs.store.directory.topic_id import read_topic_id
 
 if TYPE_CHECKING:
+    from logfs.format.files.key_table_format import Anchor
     from logfs.log.read.log import Log
 
 
@@ -33,15 +36,38 @@ class PartitionIdentity:
 
     def is_of(self, log: Log) -> bool:
         """Whether `log` is of the same partition. Costs nothing while the store has the same object for it."""
-        if self._log() is log:
+        before = self._log()
+        if before is log:
             return True
         now = PartitionIdentity(log)
         is_same = None in (self._topic_id, now._topic_id) or self._topic_id == now._topic_id
         if self._log_dir == now._log_dir:
-            is_same &= self._inode is not None and self._inode == now._inode
+            # Another directory at the same path: the partition was created again, or it was moved there and back.
+            is_same &= (self._inode is not None and self._inode == now._inode) or (
+                before is not None and _goes_on(before, log)
+            )
         else:
             # In a writable store, a move keeps the object.
             is_same &= isinstance(log, LivePartition)
         if is_same:
             self._log, self._log_dir, self._inode = now._log, now._log_dir, now._inode
         return is_same
+
+
+def last_below(log: Log, offset: int) -> Anchor | None:
+    """Return what identifies the batch before an offset, or the batch that holds it; None if it cannot be read."""
+    state = log.state
+    if not state.log_start_offset < offset <= state.log_end_offset:
+        return None
+    try:
+        batch = state.segments_from(offset - 1)[0].find_batch(offset - 1)
+    except (LogfsError, OSError):
+        return None
+    return None if batch is None else anchor_of(batch.header)
+
+
+def _goes_on(before: Log, log: Log) -> bool:
+    """Whether a log has the last batch that another one has, which has left its directory."""
+    end = before.state.log_end_offset
+    last = last_below(before, end)
+    return last is not None and last_below(log, end) == last
