@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.support.requirements import need_command, need_fuse
 from tests.system.test_tutorials import follow
 
@@ -21,6 +23,7 @@ TOOLS = {
 OPTIONS = ["-Xmx128m", "-XX:TieredStopAtLevel=1", "-Dorg.slf4j.simpleLogger.defaultLogLevel=off"]
 
 
+@pytest.mark.usefixtures("mounts_alone")
 def test_the_tutorial_runs_as_it_is_written(
     kafka: Distribution, broker: Broker, tmp_path: Path
 ) -> None:
