@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.requirements import need, need_fuse
 
 ROOT = Path(__file__).parents[2]
@@ -49,6 +51,7 @@ def run(words: list[str], home: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.usefixtures("mounts_alone")
 def test_the_readme(tmp_path: Path) -> None:
     """A log of one's own by the mount, then the same without a mount, then in Python."""
     need_fuse()
