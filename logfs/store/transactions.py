@@ -202,12 +202,7 @@ class Transactions:
         commit = state.status is TransactionStatus.PREPARE_COMMIT
         logs = self._logs(state)
         for log in logs:
-            log.end_transaction(
-                state.producer_id,
-                state.producer_epoch,
-                commit=commit,
-                coordinator_epoch=max(log.producers[state.producer_id].coordinator_epoch, 0),
-            )
+            _write_marker(log, state.producer_id, state.producer_epoch, commit=commit)
         for log in logs:
             log.flush()
         return self._write(state._replace(partitions=()), _PREPARED[state.status], durable=False)
@@ -238,7 +233,8 @@ class Transactions:
         Raises the errors of an append.
         """
         with self._registry.disk.hold(self._lock):
-            if not log.producers.open_transactions():
+            if log.config.logfs_mirror_source or not log.producers.open_transactions():
+                # Markers in a mirror come from its cluster.
                 return
             by_producer = {state.producer_id: state for state in self._states().values()}
             for producer_id in log.producers.open_transactions():
@@ -246,13 +242,7 @@ class Transactions:
                 if state is None or log.name in state.partitions:
                     # A broker's producer of an unknown state, or a transaction that has not ended.
                     continue
-                producer = log.producers[producer_id]
-                log.end_transaction(
-                    producer_id,
-                    producer.epoch,
-                    commit=False,
-                    coordinator_epoch=max(producer.coordinator_epoch, 0),
-                )
+                _write_marker(log, producer_id, log.producers[producer_id].epoch, commit=False)
             log.flush()
 
     def _write(
@@ -439,6 +429,14 @@ class _Replay(Replay):
             self.states.pop(name, None)
         else:
             self.states[name] = parse_state(name, value)
+
+
+def _write_marker(log: Partition, producer_id: int, producer_epoch: int, *, commit: bool) -> None:
+    """Append the marker that ends a producer's transaction, with the coordinator epoch of its last one."""
+    coordinator_epoch = max(log.producers[producer_id].coordinator_epoch, 0)
+    log.end_transaction(
+        producer_id, producer_epoch, commit=commit, coordinator_epoch=coordinator_epoch
+    )
 
 
 def _age(state: TransactionState) -> tuple[int, int]:
