@@ -148,13 +148,10 @@ def _append(partition: Partition, run: ScannedBatches) -> None:
             writer = partition.writer(config)
             count = writer.how_many_fit(left, config, now_ms)
             if not count:
-                first, last = (
-                    int(left.rows[0, SPAN_BASE_OFFSET]),
-                    int(left.rows[0, NEXT_OFFSET]) - 1,
-                )
+                last = int(left.rows[0, NEXT_OFFSET]) - 1
                 if last - partition.log_end_offset > MAX_RELATIVE_OFFSET:
                     # Compaction of the source log has left a gap that no segment can span.
-                    partition.begin_segment(first, now_ms)
+                    partition.begin_segment(int(left.rows[0, SPAN_BASE_OFFSET]), now_ms)
                 else:
                     partition.roll(now_ms)
                 partition.active.gaps = _has_gap(left, partition.log_end_offset)

@@ -258,11 +258,12 @@ class CommittedReader(Reader):
         super().__init__()
         self.log = log
         self.name, self.views, self.traffic = log.name, log.views, log.traffic
-        # The last search for aborted transactions: its first and last segment, the entries in the transaction index
-        # of the last one, and the result. It is replaced as a whole, so that no thread combines two searches. The
-        # references are weak: the files of a segment that has left the log stay while the segment is referenced.
+        # The last search for aborted transactions: the log's generation, its first and last segment, the entries in
+        # the transaction index of the last one, and the result. It is replaced as a whole, so that no thread combines
+        # two searches. The references are weak: the files of a segment that has left the log stay while the segment
+        # is referenced.
         self._aborted: (
-            tuple[ref[Segment], ref[Segment], Sequence[AbortedTransaction], Aborted] | None
+            tuple[int, ref[Segment], ref[Segment], Sequence[AbortedTransaction], Aborted] | None
         ) = None
 
     @property
@@ -310,12 +311,12 @@ class CommittedReader(Reader):
 
     def aborted(self, state: LogState) -> Aborted:
         first, last = state.segments[0], state.segments[-1]
-        # The segments in between may have changed only by compaction, which adds no aborted transaction. Compare the
-        # entries, and not their number: after a truncation, another transaction may have taken the place of one.
-        newest = last.txn_index.entries
+        # The generation changes with the segments in between. Compare the entries, and not their number: after a
+        # truncation, another transaction may have taken the place of one.
+        key = state.generation, first, last, (newest := last.txn_index.entries)
         known = self._aborted
-        if known is not None and (known[0](), known[1](), known[2]) == (first, last, newest):
-            aborted = known[3]
+        if known is not None and (known[0], known[1](), known[2](), known[3]) == key:
+            aborted = known[4]
         else:
             found: dict[int, list[tuple[int, int]]] = {}
             for segment in state.segments:
@@ -323,7 +324,7 @@ class CommittedReader(Reader):
                 for entry in entries:
                     found.setdefault(entry.producer_id, []).append(entry[1:3])
             aborted = found
-            self._aborted = ref(first), ref(last), newest, found
+            self._aborted = state.generation, ref(first), ref(last), newest, found
         # Raise `OffsetOutOfRange` after a truncation: the indexes may lack transactions that were aborted in `state`.
         self._check_left(state.log_end_offset, state)
         return aborted
