@@ -291,6 +291,8 @@ class Consumer:
         # from committing in the others.
         engine = self._store._refreshed()
         same = {name: offset for name, offset in offsets.items() if self._is_same(name)}
+        if not same:
+            return
         if engine.read_only:
             texts = {name: str(offset) for name, offset in same.items()}
             client.call(self._log_dirs, CommitOffsets(self.group, texts, skips_missing=True))
