@@ -108,22 +108,24 @@ class LogMounts:
         """
         mountpoint = self.mountpoint(logdir, ro=ro)
         state = mounted_at(mountpoint)
+        goes_on = False
         if state is not MountState.NOTHING:
-            self._run(["umount", *(["-l"] if state is MountState.DEAD else []), str(mountpoint)])
+            words = ["umount", *(["-l"] if state is MountState.DEAD else []), str(mountpoint)]
+            goes_on = self._run(words)
         if mountpoint.exists():
             # Removing the mountpoint makes the kernel detach the mount in other mount namespaces, too. The daemon of
             # a mount that was still mounted there ends only then.
             mountpoint.rmdir()
-            if not ro:
+            if goes_on and not ro:
                 _wait_until_closed(Path(logdir))
         mountpoint.with_name(f"{mountpoint.name}.log").unlink(missing_ok=True)
 
     @staticmethod
-    def _run(words: list[str]) -> None:
+    def _run(words: list[str]) -> bool:
         """Run a `logfs` command. If it fails, raise `InvalidStore` with the last line of its standard error.
 
         After `logfs umount`, the filesystem may still be mounted elsewhere: for example, a container that is starting
-        has copies of all mounts. This is not a failure, and is only logged.
+        has copies of all mounts. This is not a failure: it is logged, and returned as True.
         """
         environment = {name: value for name, value in os.environ.items() if name != _MANAGER}
         done = subprocess.run(
@@ -140,8 +142,10 @@ class LogMounts:
         reason = said[-1].removeprefix("logfs: ")
         if done.returncode == _SERVED_ELSEWHERE:
             logger.warning("%s", reason)
-        elif done.returncode:
+            return True
+        if done.returncode:
             raise InvalidStore(reason)
+        return False
 
 
 def _wait_until_closed(logdir: Path) -> None:

@@ -124,6 +124,7 @@ def test_another_namespace_keeps_no_unmount_from_ending(plugin: Plugin) -> None:
     mount(plugin, "orders", "b")
 
 
+@pytest.mark.usefixtures("mounts_alone")
 def test_a_reboot_ends_all_uses(plugin: Plugin) -> None:
     """After it the mounts are gone, and nobody sends an unmount for the containers of before."""
     plugin.ask("Create", Name="orders")
