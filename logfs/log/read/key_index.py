@@ -118,17 +118,22 @@ class KeyIndex:
             self._reader.refresh()
             try:
                 offset, end = self._find(key)
-                if offset is None or offset < self._reader.log.state.log_start_offset:
+                if offset < self._reader.log.state.log_start_offset:
                     return None
                 record = self._reader.record(offset)
-            except OffsetOutOfRange:
-                # `Gone` is one, too. Otherwise the log start or the log end has moved since `_find`.
+            except Gone:
                 if not left:
                     raise
                 continue
+            except OffsetOutOfRange:
+                # The log start or the log end has moved since `_find`, or the entry is wrong.
+                record = None
             if record is not None and record.key == key:
                 return None if record.value is None else record
-            if self._reader.state.log_end_offset == end:
+            if (
+                self._reader.state.log_end_offset == end
+                and offset >= self._reader.log.state.log_start_offset
+            ):
                 # The log has not grown since `_find`: the entry is wrong, and not only outdated by a newer record of
                 # the key. So rebuild the index.
                 with self._reader.disk.hold(self._lock):
@@ -146,10 +151,10 @@ class KeyIndex:
             with self._reader.disk.hold(self._lock), suppress(Gone):
                 self._bring_up()
 
-    def _find(self, key: bytes) -> tuple[int | None, int]:
+    def _find(self, key: bytes) -> tuple[int, int]:
         """Return the offset that the tables have for a key, and the offset up to which they cover the log.
 
-        The first one is None if the tables lack the key, or if its entry says that the newest value is null.
+        The first one is -1 if the tables lack the key, or if its entry says that the newest value is null.
         """
         disk = self._reader.disk
         with disk.hold(self._lock):
@@ -163,7 +168,7 @@ class KeyIndex:
                 except Corrupt as error:
                     self._reset(error)
                     continue
-                return None if not word or word & _NULL_BIT else word - 1, self._end
+                return -1 if not word or word & _NULL_BIT else word - 1, self._end
 
     # Bringing the tables up to date. The caller holds `_lock`.
 
