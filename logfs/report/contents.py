@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import LogfsError
 from logfs.format.messages.group_record import lag_of
-from logfs.log.scan.segment_descriptor import until_settled
 from logfs.log.scan.segment_stats import (
     SegmentStats,
     count_segment,
@@ -105,7 +104,7 @@ def size_of(log_dirs: Sequence[Path]) -> int:
 
 def _local_bytes(partition: Log) -> int:
     with suppress(LogfsError, OSError):
-        return until_settled(partition, lambda: partition.local_bytes)
+        return partition.until_settled(lambda: partition.local_bytes)
     return 0
 
 
@@ -127,7 +126,7 @@ def read_report(log_dirs: Sequence[Path], *, full: bool, progress: Progress) -> 
             counts = _counts(partition, bucket_ms, progress) if full else None
             counted = _times_by_index(partition, bucket_ms) if counts is None else counts.times
             try:
-                found = until_settled(partition, partial(_partition, store, partition, counts))
+                found = partition.until_settled(partial(_partition, store, partition, counts))
             except (LogfsError, OSError) as error:
                 unread.append(f"{name}: {error}")
                 continue

@@ -21,7 +21,6 @@ from logfs.log.disk.bucket_path import as_path
 from logfs.log.disk.disk import Gone
 from logfs.log.remote.disks import read_only_disk
 from logfs.log.scan import scan_split
-from logfs.log.scan.segment_descriptor import until_settled
 from logfs.log.segment.batch_iterator import DamagedRange
 from logfs.spark import workers
 from logfs.spark.filters import PushedFilters
@@ -138,7 +137,7 @@ def plan(
     `wanted` has (partition, first, end) for each range of offsets [first, end) to read. The number and the size of
     the splits depend on `options`. By default, there are about as many splits as the driver has processors, but each
     split has about 4 to 128 MiB. Raises `DataLoss` if failOnDataLoss is true and records are deleted meanwhile, and
-    the errors of `until_settled`.
+    the errors of `Reader.until_settled`.
     """
 
     fail = options.fail_on_data_loss
@@ -205,7 +204,7 @@ def planned(
     """Return the splits of the records [first, end) that the log has, of about `split_bytes` bytes each.
 
     If `records` is given, a split has at most so many. If a file leaves the log meanwhile, the reader is refreshed.
-    Raises the errors of `until_settled`.
+    Raises the errors of `Reader.until_settled`.
     """
 
     def plan() -> list[SegmentSplit]:
@@ -215,7 +214,7 @@ def planned(
             found = (part for some in found for part in scan_split.divide(some, records))
         return list(found)
 
-    return until_settled(reader, plan)
+    return reader.until_settled(plan)
 
 
 def packed(

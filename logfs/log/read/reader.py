@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -39,6 +40,9 @@ T = TypeVar("T")
 LATEST = -1
 EARLIEST = -2
 MAX_TIMESTAMP = -3
+# How many attempts `Reader.until_settled` makes, and the pause between two of them.
+_SETTLING_TRIES = 5
+_SETTLING_SECONDS = 0.05
 
 
 class OffsetAndTimestamp(NamedTuple):
@@ -456,6 +460,20 @@ class Reader:
             except Gone as gone:
                 self.log.look_again(left, gone)
         raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def until_settled(self, look: Callable[[], T]) -> T:
+        """Return `look()`, which looks at the files of the log; repeat it if a file leaves the log meanwhile.
+
+        The log is refreshed before each repetition. Raises `OSError`, and `Gone` or `FileNotFoundError` after five
+        attempts. Unlike `until_found`, this is for a look at many files, whose directory may be gone for a moment.
+        """
+        for _ in range(_SETTLING_TRIES - 1):
+            with suppress(FileNotFoundError, Gone):
+                return look()
+            if not self.refresh():
+                # A file is being replaced or removed, but the directory's listing has not changed yet: wait.
+                time.sleep(_SETTLING_SECONDS)
+        return look()
 
     def newest(self, key: bytes) -> Record | None:
         """Return the newest record with `key`; None if there is no such record, or if its value is null.

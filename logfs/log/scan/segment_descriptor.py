@@ -8,10 +8,9 @@ may be an old copy, or may lack a file. A file is also missing if the segment ha
 
 from __future__ import annotations
 
-import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.format.base import names
 from logfs.format.text.rendering import NO_TEXT
@@ -27,18 +26,15 @@ from logfs.log.segment.segment_end import SegmentEnd
 from logfs.log.segment.segment_listing import open_by_identity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from logfs.format.tiered.remote_segment import RemoteSegment
     from logfs.log.disk.disk import Disk, File
     from logfs.log.read.reader import Reader
 
-# How many times, at most, the segments are described or looked up: a try fails if a file leaves the log meanwhile.
+# How many times, at most, a segment is looked up: a try fails if a file leaves the log meanwhile.
 _TRIES = 5
-_PAUSE_SECONDS = 0.05
-
-_T = TypeVar("_T")
 
 
 class TieredSource(NamedTuple):
@@ -259,20 +255,6 @@ def describe_segments(
 def describe_segment(reader: Reader) -> list[tuple[Segment, SegmentDescriptor]]:
     """Return all segments of a partition, in order, each with its description for other processes.
 
-    Raises the errors of `until_settled`.
+    Raises the errors of `Reader.until_settled`.
     """
-    return until_settled(reader, lambda: list(describe_segments(reader, reader.segments)))
-
-
-def until_settled(reader: Reader, describe: Callable[[], _T]) -> _T:
-    """Return `describe()`. If a file leaves the log meanwhile, refresh the reader and call again, five times in all.
-
-    Raises `OSError`, and `Gone` or `FileNotFoundError` after the last try.
-    """
-    for _ in range(_TRIES - 1):
-        with suppress(FileNotFoundError, Gone):
-            return describe()
-        if not reader.refresh():
-            # A file is being replaced or removed, but the directory's listing has not changed yet: wait.
-            time.sleep(_PAUSE_SECONDS)
-    return describe()
+    return reader.until_settled(lambda: list(describe_segments(reader, reader.segments)))

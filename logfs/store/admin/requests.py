@@ -26,7 +26,6 @@ from logfs.errors import (
 from logfs.format.base import names
 from logfs.format.files.commit_file import StagedFile, checked, typed
 from logfs.log.disk.disk import Gone
-from logfs.log.scan.segment_descriptor import until_settled
 from logfs.setting import MIRROR_SOURCE
 from logfs.store.groups import TOPIC, resolve_offset
 
@@ -517,13 +516,13 @@ def retention_plans(store: Store, chosen: Iterable[str]) -> list[dict[str, Any]]
     `expired` lists the segments to delete, `released` those to delete only from the local disk, each as [name of the
     .log file, base offset, next offset, bytes, reason]. `oldest` is the .log file of the oldest segment that remains,
     and `stays` says why this segment remains; both are "" if no segment remains. A partition that another process
-    deletes meanwhile is left out. Raises the errors of `Store.retention_plan` and of `until_settled`.
+    deletes meanwhile is left out. Raises the errors of `Store.retention_plan` and of `Reader.until_settled`.
     """
     plans = []
     for name in chosen:
         partition = store[name]
         try:
-            plans.append(until_settled(partition, partial(_retention, store, name)))
+            plans.append(partition.until_settled(partial(_retention, store, name)))
         except (FileNotFoundError, Gone):
             if partition.directory.exists():
                 raise
