@@ -312,11 +312,7 @@ class RemoteLogManager(Maintenance):
         """
         name = partition.name.directory
         is_switched_off = not partition.config.remote_storage_enable
-        finished = [
-            each
-            for each in self._tiered.metadata.segments(remote).values()
-            if each.state is SegmentState.COPY_SEGMENT_FINISHED
-        ]
+        finished = self._tiered.metadata.finished(remote)
         if is_switched_off and finished:
             if not partition.config.remote_log_delete_on_disable:
                 return

@@ -75,6 +75,11 @@ class RemoteLogMetadata:
         found = self._following(partition)
         return {} if found is None else found.segments.get(partition, {}).copy()
 
+    def finished(self, partition: RemotePartition) -> list[RemoteSegment]:
+        """Return the segments of a partition whose copies are finished. Raises the errors of `segments`."""
+        known = self.segments(partition).values()
+        return [each for each in known if each.state is SegmentState.COPY_SEGMENT_FINISHED]
+
     def has(self, partition: RemotePartition) -> bool:
         """Whether the metadata partition of a partition exists. If not, nothing is known of its remote segments.
 

@@ -61,8 +61,7 @@ class TieredLog:
 
         Of several copies that begin at the same offset, the newest is returned.
         """
-        known = self._metadata.segments(self.partition).values()
-        copies = [each for each in known if each.state is SegmentState.COPY_SEGMENT_FINISHED]
+        copies = self._metadata.finished(self.partition)
         copies.sort(key=lambda each: (each.start_offset, each.event_timestamp))
         found: list[RemoteSegment] = []
         for each in {each.start_offset: each for each in copies}.values():
@@ -274,12 +273,8 @@ class TieredLogs:
         if partition.topic == TOPIC or not self._registry.partitions_of(TOPIC):
             return
         named = self.identify(partition)
-        known = {} if named is None else self.metadata.segments(named)
-        gone = [
-            each
-            for each in known.values()
-            if each.state is SegmentState.COPY_SEGMENT_FINISHED and each.end_offset >= offset
-        ]
+        copies = [] if named is None else self.metadata.finished(named)
+        gone = [each for each in copies if each.end_offset >= offset]
         self.metadata.update(*gone, state=SegmentState.DELETE_SEGMENT_STARTED)
 
     def forget_partition(self, topic_id: uuid.UUID | None, directory: str) -> None:
