@@ -134,7 +134,7 @@ class InternalTopic:
         ignored if `may_be_absent` is true; otherwise `InvalidStore` is raised, because the directory may have such a
         partition. Raises `OSError` for an unreadable directory.
         """
-        here = " ".join(str(log_dir.path) for log_dir in self.registry.log_dirs)
+        here = self.registry.words
         for path in self.registry.missing_log_dirs:
             if not self.registry.disk.exists(path / STORE_DIRS):
                 if may_be_absent:

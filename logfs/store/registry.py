@@ -233,7 +233,8 @@ class PartitionRegistry:
     def topic_id(self, topic: str) -> uuid.UUID | None:
         """Return the topic id in the first readable `partition.metadata` of a topic's partitions, or None.
 
-        Partitions in log directories of the store that are not open count, too.
+        Partitions in log directories of the store that are not open count, too. Raises `OSError` if one of these
+        cannot be listed.
         """
         for name in self.partitions_of(topic):
             log_dir = self.homes.get(name)
@@ -254,10 +255,9 @@ class PartitionRegistry:
         """Raise `InvalidStore` if a log directory of the store that is not open has a partition of this name."""
         for path in self.missing_log_dirs:
             if self.disk.exists(path / name):
-                here = " ".join(str(log_dir.path) for log_dir in self.log_dirs)
                 raise InvalidStore(
                     f"{path / name}: exists, but its log directory is not open; name the log directories together, "
-                    f"as in '{here} {path}'"
+                    f"as in '{self.words} {path}'"
                 )
 
     @contextmanager
@@ -272,6 +272,11 @@ class PartitionRegistry:
             yield work
         finally:
             self.background.remove(work)
+
+    @property
+    def words(self) -> str:
+        """The paths of the open log directories as a command names them, for messages."""
+        return " ".join(str(log_dir.path) for log_dir in self.log_dirs)
 
     @property
     def is_whole(self) -> bool:

@@ -136,10 +136,9 @@ class Commits:
         """Raise `InvalidStore` if a log directory of the store that was not opened has commits of `writer`."""
         for path in self._registry.missing_log_dirs:
             if writer in read_commits(self._registry.disk, path).writers:
-                here = " ".join(str(log_dir.path) for log_dir in self._registry.log_dirs)
                 raise InvalidStore(
                     f"{path}: has the commits of {writer}, but is not open; open the log directories together, as in "
-                    f"'{here} {path}'"
+                    f"'{self._registry.words} {path}'"
                 )
 
     def _commit(self, writer: str, sequence: int, files: Sequence[StagedFile]) -> Committed:
