@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from logfs.errors import Corrupt
+from logfs.errors import Corrupt, RemoteStorageError
 from logfs.format.base.crc import crc32c
 from logfs.format.tiered.chunk_index import ChunkIndex
 from logfs.log.disk.bucket_path import BucketPath
@@ -154,7 +154,9 @@ def test_bytes_with_a_wrong_crc_are_requested_three_times(
     check(reader, file, 7)
     assert store.asked == [("one", 7)] * 3
     store.answers = [wrong] * 9
-    with pytest.raises(Exception, match=f"{tmp_path}/one: bytes 900 to 999: the CRC-32C is wrong"):
+    with pytest.raises(
+        RemoteStorageError, match=f"{tmp_path}/one: bytes 900 to 999: the CRC-32C is wrong"
+    ):
         check(reader, file, 9)
     assert store.asked == [("one", 7)] * 3 + [("one", 9)] * 3
 
@@ -168,7 +170,7 @@ def test_bytes_with_another_digest_are_compared(
         check(ChunkReader(store, Disk(), ChunkCache()), file, 0)
         assert store.asked == [("one", 0)] * 3 * reads
     store.answers = [bytes([number]) * CHUNK for number in range(20)]
-    with pytest.raises(Exception, match="two requests returned different bytes"):
+    with pytest.raises(RemoteStorageError, match="two requests returned different bytes"):
         check(reader, file, 0)
     assert len(store.answers) == 20 - 2 * 3
 

@@ -96,6 +96,7 @@ class IcebergTables:
         """Return the offsets at which the last export into each table ended, in the form of a Spark checkpoint.
 
         If an export was killed between its commits, its other topics have the offsets at which it began.
+
         Raises `InvalidSetting` if a table of a `selected` topic has snapshots, but no offsets that belong to its
         current snapshot; if `may_be_damaged` is true, such a table is left out. If a table cannot be read, the error
         of pyiceberg is raised in any case.
@@ -127,11 +128,11 @@ class IcebergTables:
         """Add the files of the tasks, `written`, to the tables of their topics, with one commit for each table.
 
         A missing table is created. The files are first moved into the directories of the tables. The snapshot and
-        the properties of a table store the `offsets` of its topic. If `replaced` is
-        given, the same commits remove the older records of the partitions `replaced`. Raises `JobFailed` if another
-        writer has changed a table meanwhile, and the errors of pyiceberg. The tables are committed in the order of
-        their names: after an error, the earlier ones stay committed, and `begins`, the offsets at which this export
-        began, stay stored for the other topics.
+        the properties of a table store the `offsets` of its topic. If `replaced` is given, the same commits remove
+        the older records of the partitions `replaced`. The tables are committed in the order of their names: after an
+        error, the earlier ones stay committed, and `begins`, the offsets at which this export began, stay stored for
+        the other topics. Raises `JobFailed` if another writer has changed a table meanwhile, and the errors of
+        pyiceberg.
         """
         of_topic: dict[str, list[WrittenFile]] = {}
         if replaced is not None:
