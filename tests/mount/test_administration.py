@@ -75,7 +75,9 @@ def shared(public: Path) -> Iterator[Mount]:
     # Directories that logfs creates are closed to other users, so the log directory is created here, with mode 0755.
     (public / "log").mkdir()
     (public / "log").chmod(0o755)
-    mount = Mount(public / "mnt", [public / "log"], ["-o", "allow_other"]).start()
+    mount = (
+        Mount(public / "mnt", [public / "log"], ["-o", "allow_other"]).start().keep_old_records()
+    )
     yield mount
     mount.stop()
     assert_clean(*mount.log_dirs)

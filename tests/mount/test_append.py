@@ -41,9 +41,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mount]:
     """One mount for the tests of this module, each of which uses a partition of its own."""
     need_fuse()
     base = tmp_path_factory.mktemp("append")
-    mount = Mount(base / "mnt", [base / "log"]).start()
-    # Some records are from 2021, so the default retention would delete them.
-    (mount.path / ".logfs/config/log.retention.ms").write_text("-1")
+    mount = Mount(base / "mnt", [base / "log"]).start().keep_old_records()
     yield mount
     mount.stop()
     assert_clean(*mount.log_dirs)

@@ -40,7 +40,7 @@ def shared() -> Iterator[Mount]:
     # Directories that logfs creates are closed to other users, so the log directory is created here, with mode 0755.
     (base / "log").mkdir()
     (base / "log").chmod(0o755)
-    mount = Mount(base / "mnt", [base / "log"], ["-o", "allow_other"]).start()
+    mount = Mount(base / "mnt", [base / "log"], ["-o", "allow_other"]).start().keep_old_records()
     yield mount
     mount.stop()
     assert_clean(*mount.log_dirs)
