@@ -120,14 +120,12 @@ class KeyIndex:
                 offset, end = self._find(key)
                 if offset < self._reader.log.state.log_start_offset:
                     return None
-                record = self._reader.record(offset)
-            except Gone:
+                record = self._record(offset)
+            except OffsetOutOfRange:
+                # The log was truncated in `_find`, or another process has deleted a file.
                 if not left:
                     raise
                 continue
-            except OffsetOutOfRange:
-                # The log start or the log end has moved since `_find`, or the entry is wrong.
-                record = None
             if record is not None and record.key == key:
                 return None if record.value is None else record
             if (
@@ -148,13 +146,25 @@ class KeyIndex:
         if self._was_asked:
             self._was_asked, self._asked_ms = False, now_ms
         if self._asked_ms is not None and now_ms - self._asked_ms < IDLE_MS:
-            with self._reader.disk.hold(self._lock), suppress(Gone):
+            with self._reader.disk.hold(self._lock), suppress(OffsetOutOfRange):
                 self._bring_up()
+
+    def _record(self, offset: int) -> Record | None:
+        """Return the record at the offset of an entry; None if it was removed, or if the log has no such offset.
+
+        Either the log start or the log end has moved since `_find`, or the entry is wrong.
+        """
+        try:
+            return self._reader.record(offset)
+        except Gone:
+            raise
+        except OffsetOutOfRange:
+            return None
 
     def _find(self, key: bytes) -> tuple[int, int]:
         """Return the offset that the tables have for a key, and the offset up to which they cover the log.
 
-        The first one is -1 if the tables lack the key, or if its entry says that the newest value is null.
+        The first offset is -1 if the tables lack the key, or if the key's entry says that the newest value is null.
         """
         disk = self._reader.disk
         with disk.hold(self._lock):
@@ -485,10 +495,11 @@ def audit(reader: Reader) -> str | None:
 def _differ_by_removed(
     reader: Reader, named: NDArray[np.uint64], right: NDArray[np.uint64]
 ) -> bool:
-    """Whether two results of `_words` are equal, except for keys whose record in `named` is not in the log any more.
+    """Whether `named` and `right` differ only in keys whose record in `named` is not in the log any more.
 
-    An entry in `named` for a removed record is no error: compaction removes the newest record of a key if its
-    transaction was aborted, or if it is a tombstone. A lookup that does not find the record rebuilds the index.
+    `named` are the `_words` of the audited index, `right` those of an index that was built from the log. An entry in
+    `named` for a removed record is no error: compaction removes the newest record of a key if its transaction was
+    aborted, or if it is a tombstone. A lookup that does not find the record rebuilds the index.
     """
     rows, right_rows = set(map(tuple, named.tolist())), set(map(tuple, right.tolist()))
     wrong = rows - right_rows
