@@ -35,6 +35,7 @@ FOLDERS = {
         "directory",
         "registry",
         "partition_identity",
+        "reached_offset",
         "internal_topic",
         "topic",
         "checkpoints",

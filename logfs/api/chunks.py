@@ -30,12 +30,12 @@ def add_chunk(
     start: int,
     make: Callable[[Partition, Record], R],
 ) -> bool:
-    """Read the next chunk of a partition, from offset `start` on, and append an `Entry` for each record to `entries`.
+    """Read the next chunk of a partition, from offset `start` on, and append its entries to `entries`.
 
-    `make` converts each record to the item of its `Entry`. Returns True if the read succeeds, even if it finds no
-    record. If the read fails and `entries` is empty, raises the error: `OffsetOutOfRange`, `DamagedRange` or another
-    `LogfsError`. If the read fails and `entries` is not empty, returns False, and the caller must first consume
-    `entries`. A later call with empty `entries`, from the offset after the last consumed record on, raises the error.
+    `make` converts each record to the item of its `Entry`. Returns True if the read succeeds; at the log end, it adds
+    no entry. If the read fails and `entries` is empty, raises the error: `OffsetOutOfRange`, `DamagedRange` or
+    another `LogfsError`. If the read fails and `entries` is not empty, returns False. The caller must then consume
+    all entries, and call this again from the partition's next offset: this second call raises the error.
     """
     end = min(reader.log_end_offset, start + _OFFSETS)
     if end <= start:

@@ -21,8 +21,8 @@ class PartitionColumns(Columns):
     can also be given to a library that reads Arrow's C stream interface, as in `polars.DataFrame(columns)`.
 
     Each conversion needs pyarrow; `to_pandas` also needs pandas, and `to_polars` polars. The conversions raise
-    `ModuleNotFoundError` if a package that they need is not installed, and `ValueError` if the keys or the values
-    have 2 GiB or more in total.
+    `ModuleNotFoundError` if a package that they need is not installed, and `ValueError` if the keys, the values, the
+    header keys or the header values have 2 GiB or more in total.
     """
 
     topic: str

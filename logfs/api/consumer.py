@@ -18,12 +18,14 @@ from logfs.store.admin import client
 from logfs.store.admin.requests import CommitOffsets
 from logfs.store.group_members import GroupMember, Place
 from logfs.store.partition_identity import PartitionIdentity
+from logfs.store.reached_offset import ReachedOffset
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Self
 
     from logfs.api.store import Store
+    from logfs.log.read.log import Log
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +48,9 @@ class Consumer:
     the mount of the log directories executes the commit; without a mount, the directories are opened for writing
     during the commit. While another process holds the log directories, `next` postpones its commits, and `commit` and
     a `close` that commits raise `StoreLocked`.
+
+    If a partition was truncated below what this member has read, a warning is logged. The member goes on where the
+    new records begin, if this process has truncated the log or the leader epochs tell it, otherwise at the log end.
 
     Only one thread may use a consumer. It is a context manager; `close` leaves the group.
     """
@@ -82,12 +87,16 @@ class Consumer:
         self._auto_commit = auto_commit
         # The entries that were read, but not returned yet.
         self._read: deque[Entry[ConsumerRecord]] = deque()
+        # The partition whose last read failed after others had been read: it is read first, to raise the error.
+        self._unread = ""
         # The partition of the record that was returned last, and the offset after this record. None once the record
         # counts as consumed.
         self._in_hand: tuple[str, int] | None = None
         self._is_closed = False
         # Which partition this member began to read under each name.
         self._ids: dict[str, PartitionIdentity] = {}
+        # How far this member has read in each partition, including the records in `_read`.
+        self._reached: dict[str, ReachedOffset] = {}
         self._join_at = 0.0
         self._committed = -_COMMIT_SECONDS
         self._find()
@@ -116,10 +125,10 @@ class Consumer:
         return self
 
     def __next__(self) -> ConsumerRecord:
-        """Return the next record. This call also marks the record that the previous call returned as consumed.
+        """Return the next record. The record that the previous call returned is consumed from now on.
 
-        Raises `StopIteration` if no record comes within the timeout. While another member has yet to release a
-        partition to this member, the iteration does not end.
+        Raises `StopIteration` if no record comes within the timeout, but not while another member has yet to release
+        a partition to this member.
         """
         since = time.monotonic()
         while True:
@@ -188,8 +197,8 @@ class Consumer:
     def _join_if_due(self) -> None:
         """Release the partitions now assigned to other members, and start to read those assigned to this member.
 
-        A partition that was deleted and created again is read anew. A call does nothing if too little time has passed
-        since the last call that did something: less than 0.1 seconds, or less than ten times that call's duration.
+        A partition that was deleted and created again is started as a new one. After a call that has done this, calls
+        do nothing for 0.1 seconds, or for ten times the duration of that call if this is longer.
         """
         now = time.monotonic()
         if now < self._join_at:
@@ -210,6 +219,14 @@ class Consumer:
         log = self._store._engine.find(name)
         return log is None or self._ids[name].is_of(log)
 
+    def _is_kept(self, name: str, offset: int) -> bool:
+        """Whether a partition is the same, and has not been truncated below `offset`; True if it is offline."""
+        log = self._store._engine.find(name)
+        if log is None:
+            return True
+        log.refresh()
+        return self._is_same(name) and self._reached[name].is_kept(log, offset)
+
     def _place(self, name: str) -> Place:
         """Return where to begin in a partition: at the committed offset or, if there is none, as `begin` says."""
         log, begin = self._store._log(name), self._begin
@@ -217,20 +234,20 @@ class Consumer:
         start, end = log.log_start_offset, log.log_end_offset
         committed = self._store.groups._refreshed().committed(self.group, name)
         if committed is not None:
-            return Place(min(committed.offset, end), committed.offset)
-        if isinstance(begin, datetime):
+            place = Place(min(committed.offset, end), committed.offset)
+        elif isinstance(begin, datetime):
             found = self._store[name].offset_for_time(begin)
-            return Place(end if found is None else found.offset, -1)
-        offset = (
-            {"earliest": start, "latest": end}.get(begin, begin)
-            if isinstance(begin, str)
-            else begin
-        )
-        return Place(min(max(int(offset), start), end), -1)
+            place = Place(end if found is None else found.offset, -1)
+        else:
+            offset = {"earliest": start, "latest": end}[begin] if isinstance(begin, str) else begin
+            place = Place(min(max(offset, start), end), -1)
+        self._reached[name] = ReachedOffset(log, place.taken)
+        return place
 
     def _release(self, name: str) -> bool:
         self._drop_read(name)
-        return self._try_to_commit({name: self._member.places[name].taken})
+        # Without `auto_commit`, the member that gets the partition reads again what the program has not committed.
+        return not self._auto_commit or self._try_to_commit({name: self._member.places[name].taken})
 
     def _forget(self, name: str) -> None:
         self._drop_read(name)
@@ -240,8 +257,11 @@ class Consumer:
         self._read = deque(each for each in self._read if each[0] != name)
 
     def _fetch(self) -> bool:
-        """Read a chunk of each partition that has new records into `_read`; return whether `_read` has entries."""
-        for name, place in [*self._member.places.items()]:
+        """Read a chunk of each partition with new records, and append its entries to `_read`.
+
+        Returns whether `_read` has entries.
+        """
+        for name, place in sorted(self._member.places.items(), key=self._comes_later):
             try:
                 partition = self._store[name]
             except UnknownPartition:
@@ -253,10 +273,7 @@ class Consumer:
                 # The partition was deleted and created again: the next join begins anew.
                 self._forget(name)
                 continue
-            if place.taken > reader.log.log_end_offset:
-                # The log was truncated: begin at its end.
-                self._forget(name)
-                continue
+            place = self._go_back(name, place, reader.log)
             start = max(place.taken, reader.log_start_offset)
             if start > place.taken:
                 logger.warning(
@@ -268,8 +285,31 @@ class Consumer:
                 )
                 self._member.advance(name, start)
             if not add_chunk(self._read, partition, reader, start, ConsumerRecord.of_partition):
+                self._unread = name
                 break
+            if self._read and self._read[-1][0] == name:
+                self._reached[name].advance(reader.log, self._read[-1][1])
         return bool(self._read)
+
+    def _comes_later(self, partition: tuple[str, Place]) -> bool:
+        return partition[0] != self._unread
+
+    def _go_back(self, name: str, place: Place, log: Log) -> Place:
+        """If a log was truncated below what this member has read, go back to where the new records begin."""
+        cut = self._reached[name].truncation_below(log, place.taken)
+        if cut is None:
+            return place
+        logger.warning(
+            "%s: the log was truncated below %d, which group %s has reached: it continues at %d%s",
+            name,
+            place.taken,
+            self.group,
+            cut.continuation,
+            "; new records below that offset are left out" if cut.leaves_out else "",
+        )
+        self._member.advance(name, cut.continuation)
+        self._reached[name] = ReachedOffset(log, cut.continuation)
+        return self._member.places[name]
 
     def _commit_if_due(self) -> None:
         now = time.monotonic()
@@ -290,7 +330,7 @@ class Consumer:
         # Leave out partitions that were truncated, or deleted and perhaps created again: they must not keep the group
         # from committing in the others.
         engine = self._store._refreshed()
-        same = {name: offset for name, offset in offsets.items() if self._is_same(name)}
+        same = {name: offset for name, offset in offsets.items() if self._is_kept(name, offset)}
         if not same:
             return
         if engine.read_only:

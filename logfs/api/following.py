@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from logfs.api.arguments import checked_timeout
 from logfs.api.chunks import Entry, add_chunk
+from logfs.errors import OffsetOutOfRange
 from logfs.store.partition_identity import PartitionIdentity
+from logfs.store.reached_offset import ReachedOffset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -34,9 +36,9 @@ class Following(Generic[R]):
 
     At the log end the iterator waits for new records. The iteration ends if none comes within the timeout; another
     loop over the object continues with the next record. The iteration raises `OffsetOutOfRange` if retention has
-    deleted the next records, and `DamagedRange` at damage. After these errors, call `seek` with the offset at which
-    to continue. The iteration raises `StoreClosed` if another thread closes the store. Only one thread or task may
-    use the object.
+    deleted the next records, or if the log was truncated below the offset that was reached, and `DamagedRange` at
+    damage. After these errors, call `seek` with the offset at which to continue. The iteration raises `StoreClosed`
+    if another thread closes the store. Only one thread or task may use the object.
     """
 
     def __init__(
@@ -57,17 +59,23 @@ class Following(Generic[R]):
         self._partitions = partitions
         self._offsets = dict(offsets)
         self._ids = {name: PartitionIdentity(store._log(name)) for name in self._offsets}
+        # How far each partition has been read, including the entries in `_read`.
+        self._reached = {
+            name: ReachedOffset(store._log(name), offset) for name, offset in self._offsets.items()
+        }
         self._make = make
         self._timeout = checked_timeout(timeout)
         self._isolation = isolation
         # The entries that were read, but not returned yet.
         self._read: deque[Entry[R]] = deque()
+        # The partition that could not be read after others had been read: it is read first, to raise the error.
+        self._unread = ""
         self._since: float | None = None
         self._pause = _SHORTEST_PAUSE
 
     @property
     def offsets(self) -> Mapping[str, int]:
-        """The offset from which to read on in each partition, by partition name."""
+        """The next offset to read in each partition, by partition name."""
         return self._offsets.copy()
 
     def seek(self, partition: str, offset: int) -> None:
@@ -78,6 +86,7 @@ class Following(Generic[R]):
         log = self._store._engine.find(partition)
         if log is not None:
             self._ids[partition] = PartitionIdentity(log)
+            self._reached[partition] = ReachedOffset(log, offset)
 
     def __iter__(self) -> Self:
         return self
@@ -116,21 +125,42 @@ class Following(Generic[R]):
     def _take(self) -> list[Entry[R]]:
         """Read a chunk of each partition that has new records, and return their entries (see `add_chunk`)."""
         taken: list[Entry[R]] = []
-        for partition in self._partitions():
+        for partition in sorted(self._partitions(), key=lambda each: each.name != self._unread):
+            name = partition.name
             reader = partition._reader(self._isolation)
-            start = self._start(partition.name, reader)
-            reader.check_readable(start)
-            if not add_chunk(taken, partition, reader, start, self._make):
+            start = self._start(name, reader)
+            try:
+                self._check(name, reader, start)
+            except OffsetOutOfRange:
+                if not taken:
+                    raise
+                self._unread = name
                 break
+            if not add_chunk(taken, partition, reader, start, self._make):
+                self._unread = name
+                break
+            if taken and taken[-1][0] == name:
+                self._reached[name].advance(reader.log, taken[-1][1])
         return taken
 
+    def _check(self, name: str, reader: Reader, start: int) -> None:
+        """Raise `OffsetOutOfRange` if records at or after `start` were deleted, or some before it were cut off."""
+        reader.check_readable(start)
+        cut = self._reached[name].truncation_below(reader.log, start)
+        if cut is not None:
+            raise OffsetOutOfRange(
+                f"{name}: the log was truncated below {start}, up to which it was read; go on with "
+                f"seek({name!r}, {cut.continuation})"
+            )
+
     def _start(self, name: str, reader: Reader) -> int:
-        """Return the offset from which to read on, for a new partition the log start."""
+        """Return the next offset to read in the partition `name`: the log start if the partition is new."""
         if name not in self._ids or not self._ids[name].is_of(reader.log):
             if name in self._ids:
                 # The partition was deleted and created again.
                 self._offsets.pop(name, None)
             self._ids[name] = PartitionIdentity(reader.log)
+            self._reached[name] = ReachedOffset(reader.log, self._offsets.get(name, 0))
         return self._offsets.get(name, reader.log_start_offset)
 
     def _next_pause(self, stop: type[Exception]) -> float:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class ConsumerGroups(Mapping[str, Mapping[str, int]]):
     """The committed offsets of all groups: `store.groups["billing"]` maps names of partitions to offsets.
 
-    A committed offset is the next one that the group will read. Kafka's consumers see the same offsets, because they
-    are in the topic `__consumer_offsets`, as a broker writes them.
+    A committed offset is that of the next record that the group will read. The offsets are stored in the topic
+    `__consumer_offsets` in Kafka's format, so Kafka's consumers see them, too.
     """
 
     def __init__(self, store: Store) -> None:

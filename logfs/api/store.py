@@ -152,8 +152,9 @@ class Store(Mapping[str, Partition]):
     def _stop(self, *, wait: bool = True) -> Engine | None:
         """Mark this store as closed, and return its engine, which the caller must close.
 
-        Returns None if this store was closed before. Tells the upkeep thread to end, also in the middle of a round,
-        and, if `wait` is true, waits until it has ended. If Ctrl-C interrupts this call, the engine is left.
+        Returns None if this store was closed before. Tells the upkeep thread to end, even in the middle of a round.
+        With `wait`, waits until the thread has ended. If Ctrl-C interrupts this call, it unlocks the log directories
+        without a flush.
         """
         engine, self._opened = self._opened, None
         try:
@@ -214,7 +215,7 @@ class Store(Mapping[str, Partition]):
         return Topic(self, name)
 
     def topic(self, name: str) -> Topic:
-        """Return the topic `name`. Raises `UnknownPartition` if it has no partition that is not offline."""
+        """Return the topic `name`. Raises `UnknownPartition` if it has no partitions, or only offline ones."""
         found = self.topics
         if name not in found:
             hint = did_you_mean(name, found) or f"; store.create_topic({name!r}) creates it"
@@ -231,7 +232,8 @@ class Store(Mapping[str, Partition]):
         """Restore a partition or a topic that was deleted less than `file.delete.delay.ms` ago.
 
         The offsets that groups had committed for it are restored, too. Raises `UnknownPartition` if there is nothing
-        to restore, `PartitionExists` if the partition was created again, and `InvalidStore` if the topic was.
+        to restore, `PartitionExists` if the partition was created again, and `InvalidStore` if a new topic has the
+        name of the deleted one.
         """
         self._for_writing(name).undelete_all(name)
 
@@ -254,9 +256,9 @@ class Store(Mapping[str, Partition]):
     ) -> Consumer:
         """Return a `Consumer`, which is a new member of a consumer group.
 
-        `topics` has the names of topics or of partitions. `begin` is where to begin in a partition for which the
-        group has committed no offset. The iteration ends when no record has come for `timeout` seconds; without a
-        `timeout` it never ends.
+        `topics` has the names of topics or of partitions. In a partition without a committed offset of the group, the
+        consumer begins at `begin`: "earliest" (the log start), "latest" (the log end), an offset or a time. The
+        iteration ends when no record has come for `timeout` seconds; without a `timeout` it never ends.
         """
         return Consumer(
             self,
@@ -278,7 +280,9 @@ class Store(Mapping[str, Partition]):
     # Maintenance.
 
     def upkeep(self) -> None:
-        """Do what is due now: flushes, checkpoints, retention, compaction, copies to a bucket. This may take minutes.
+        """Run the tasks that are due: flushes, checkpoints, retention, compaction, copies to a bucket.
+
+        This may take minutes.
 
         If one of these tasks fails, the error is logged, and a later call tries the task again.
         """

@@ -115,8 +115,9 @@ class Transaction:
     def commit(self) -> None:
         """Commit the transaction durably, so that readers of "read_committed" see it.
 
-        The write of the decision commits the transaction. If a later write raises `OSError`, the transaction stays
-        committed, and the store writes the missing markers later.
+        The first write records the decision to commit; then the transaction is committed. If a later write, of a
+        marker to a partition, raises `OSError`, the transaction stays committed, and the store writes the missing
+        markers later.
         """
         _ = self._store._engine
         self._engine.commit()

@@ -19,10 +19,10 @@ from logfs.cli.output import Printer, add_form
 from logfs.cli.output_pipe import OutputPipe, pause
 from logfs.cli.reading import OpenLogs
 from logfs.cli.selection import EARLIEST, LATEST, add_filter
-from logfs.errors import InvalidName, NotWritable, StoreLocked, UnknownPartition
+from logfs.errors import InvalidName, NotWritable, StoreLocked
 from logfs.store.admin.requests import CommitOffsets
 from logfs.store.group_members import GroupMember, Place
-from logfs.store.partition_identity import last_below
+from logfs.store.reached_offset import ReachedOffset
 
 if TYPE_CHECKING:
     import argparse
@@ -30,10 +30,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from logfs.cli.reading import OpenLog
-    from logfs.format.files.key_table_format import Anchor
-    from logfs.log.read.log import Log
     from logfs.log.read.reader import Reader
-    from logfs.log.state.leader_epochs import LeaderEpochs
 
 # How long to pause if no partition has a new record.
 _POLL_SECONDS = 0.2
@@ -87,9 +84,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Consume records until a limit is reached, a signal arrives, or the command of `--exec` fails.
 
-    The exit code is 1 if a record could not be read, if records were deleted before they were read or left out after
-    a truncation, or if the command failed. After a signal, it is 128 plus the signal's number. Raises `NotWritable`
-    for a bucket, and the errors of `OpenLogs` and `GroupMember`.
+    The exit code is 1 if the command failed, or if a record was missed: it could not be read, was deleted before it
+    was read, or was left out after a truncation. After a signal, the exit code is 128 plus the signal's number.
+    Raises `NotWritable` for a bucket, `InvalidName` for an option out of range, and the errors of `OpenLogs` and
+    `GroupMember`.
     """
     for option, count in (("-n", arguments.lines), ("--batch", arguments.batch)):
         if count is not None and count < 1:
@@ -116,8 +114,9 @@ def run(arguments: argparse.Namespace) -> int:
 class _Signals:
     """Catches SIGINT, SIGTERM and SIGHUP, so that the consumer ends only after the present batch and its commit.
 
-    A second signal ends the process at once, and sets `is_second`. `exit_code` is 128 plus the number of the first
-    signal, 0 for none. A signal that this process was started to ignore, as SIGHUP by `nohup`, stays ignored.
+    A second signal sets `is_second`, and raises `SystemExit` at once, so that there is no last commit. `exit_code` is
+    128 plus the number of the first signal, 0 for none. A signal that this process was started to ignore, as SIGHUP
+    by `nohup`, stays ignored.
     """
 
     def __init__(self) -> None:
@@ -154,29 +153,11 @@ class _Printed(NamedTuple):
     at: int
 
 
-class _Seen(NamedTuple):
-    """What was known of a log when its offsets below `taken` had been taken, by which a truncation is noticed.
-
-    `cuts` is the number of `Log.cuts`, and `last` identifies the last batch below `taken`.
-    """
-
-    log: Log
-    epochs: LeaderEpochs
-    cuts: int
-    taken: int
-    last: Anchor | None
-
-    @classmethod
-    def of(cls, log: Log, taken: int) -> Self:
-        """Return what is known now."""
-        return cls(log, log.epochs, len(log.cuts), taken, last_below(log, taken))
-
-
 class _Consumer:
     """Consumes the partitions that are assigned to one member of a consumer group.
 
-    `is_whole` is False once a record could not be read, records were deleted before they were read or left out after
-    a truncation, or the command of `--exec` has failed.
+    `is_whole` is False once the command of `--exec` has failed, or a record was missed: it could not be read, was
+    deleted before it was read, or was left out after a truncation.
     """
 
     def __init__(self, opened: OpenLogs, home: Path, arguments: argparse.Namespace) -> None:
@@ -191,7 +172,7 @@ class _Consumer:
         # The printed batches that the reader of the pipe has perhaps not taken completely, in the order of the
         # output.
         self._printed: list[_Printed] = []
-        self._seen: dict[str, _Seen] = {}
+        self._reached: dict[str, ReachedOffset] = {}
         self._is_refused = False
         # Whether the last commit failed because another process has locked the log directory.
         self._is_waiting = False
@@ -255,7 +236,7 @@ class _Consumer:
         ]
 
     def _forget_printed(self, log: OpenLog, first: int = 0) -> None:
-        """Forget what was printed of a log from the offset `first` on."""
+        """Forget the printed batches of a log, and parts of batches, from the offset `first` on."""
         self._printed = [
             batch._replace(end=min(batch.end, first)) if batch.log is log else batch
             for batch in self._printed
@@ -322,43 +303,25 @@ class _Consumer:
 
     def _join(self) -> None:
         """Release the partitions now assigned to other members, and start to read those assigned to this member."""
-        self._opened.store.refresh()
-        self._opened.find_new()
-        for log in [*self._opened.logs]:
-            try:
-                is_new = log.look_again(refresh=False)
-            except UnknownPartition as error:
-                if len(self._opened.logs) == 1:
-                    raise
-                _warn(f"{error}; the group goes on without it")
-                self._opened.logs.remove(log)
-                is_new = True
-            if is_new:
-                # The partition was deleted. If it was created again, start over with the new one.
-                self._forget_printed(log)
-                self._member.forget(log.name)
+        new, deleted = self._opened.look_again()
+        for log in deleted:
+            _warn(f"{log.name}: the partition was deleted; the group goes on without it")
+        for log in (*new, *deleted):
+            # If a partition was created again, start over with the new one.
+            self._forget_printed(log)
+            self._member.forget(log.name)
         self._logs = {log.name: log for log in self._opened.logs}
         self._go_back()
         self._member.join([*self._logs], self._release)
 
     def _go_back(self) -> None:
-        """In each log that was truncated below what this member has taken, go back to where it was truncated.
-
-        If the log has grown since in another leader epoch, the epochs tell this offset. If not, go back to the log
-        end. A log that has grown beyond what this member has taken is read on from there.
-        """
+        """In each log that was truncated below what this member has taken, go back to where the new records begin."""
         for name, place in [*self._member.places.items()]:
-            log, seen = self._logs[name].reader.log, self._seen[name]
-            end = log.state.log_end_offset
-            cuts = log.cuts[seen.cuts :] if log is seen.log else log.cuts
-            if place.taken <= end and not any(cut < place.taken for cut in cuts):
+            log = self._logs[name].reader.log
+            cut = self._reached[name].truncation_below(log, place.taken)
+            if cut is None:
                 continue
-            differing = [
-                start
-                for epoch, start in log.epochs.entries
-                if seen.epochs.epoch_for(start) not in (epoch, -1)
-            ]
-            at = min([place.taken, end, *differing])
+            at, leaves_out = cut
             if at < place.taken:
                 _warn(
                     f"{name}: the log was truncated below {place.taken}, which {self._group} has reached: it "
@@ -366,19 +329,13 @@ class _Consumer:
                 )
                 self._forget_printed(self._logs[name], at)
                 self._member.advance(name, at)
-            elif last_below(log, seen.taken) != seen.last:
+            elif leaves_out:
                 self.is_whole = False
                 _warn(
                     f"{name}: the log was truncated below {at}, which {self._group} has reached, and has grown "
                     "again: its new records below that offset are left out"
                 )
-            self._seen[name] = _Seen.of(log, at)
-
-    def _note_taken(self, log: Log, name: str, taken: int) -> None:
-        seen = self._seen[name]
-        # A truncation since is not noted as seen: the next call of `_go_back` looks at it.
-        if log is seen.log and len(log.cuts) == seen.cuts:
-            self._seen[name] = _Seen.of(log, taken)
+            self._reached[name] = ReachedOffset(log, at)
 
     def _release(self, name: str) -> bool:
         # Commit all printed batches, even those that the reader of the pipe has not taken yet. Otherwise the member
@@ -410,7 +367,7 @@ class _Consumer:
                     f"{name}: {self._group} has committed {found.offset}, but the log ends at {end}: it continues "
                     "there"
                 )
-        self._seen[name] = _Seen.of(reader.log, place.taken)
+        self._reached[name] = ReachedOffset(reader.log, place.taken)
         return place
 
     def _take(self, log: OpenLog) -> bool:
@@ -442,7 +399,7 @@ class _Consumer:
             self.is_whole, self._is_refused = False, True
             return False
         self._member.advance(log.name, end)
-        self._note_taken(log.reader.log, log.name, end)
+        self._reached[log.name].advance(log.reader.log, end)
         if self._arguments.exec is not None:
             self._try_to_commit(log.name)
         return True

@@ -14,6 +14,7 @@ from logfs.cli.common import (
     target,
     with_whole_store,
 )
+from logfs.errors import UnknownPartition
 from logfs.format.base import names
 from logfs.log.disk.bucket_path import BucketPath
 from logfs.log.disk.disk import TRIES, Gone
@@ -93,8 +94,9 @@ class OpenLogs:
     def find_new(self) -> Sequence[OpenLog]:
         """Open the partitions of the TARGET that are not open yet, and return them.
 
-        While another partition of the TARGET is open, a name that the store lacks is left out: the partition was
-        deleted, and a later call opens it if it is created again. Otherwise raises `UnknownPartition`.
+        If partitions are open already, a name that the store lacks is left out: the partition was deleted, and a
+        later call opens it if it is created again. If none is open, such a name raises `UnknownPartition`. Also
+        raises the error of an offline partition.
         """
         known = {log.name for log in self.logs}
         existing = {*self.store, *self.store.offline}
@@ -106,6 +108,25 @@ class OpenLogs:
         ]
         self.logs += new
         return new
+
+    def look_again(self) -> tuple[Sequence[OpenLog], Sequence[OpenLog]]:
+        """Refresh the store, find new partitions of the TARGET, and leave out deleted ones.
+
+        Returns the partitions that are new or were created again, and those that were deleted. Raises
+        `UnknownPartition` if the last one was deleted.
+        """
+        self.store.refresh()
+        new, deleted = [*self.find_new()], []
+        for log in [*self.logs]:
+            try:
+                if log.look_again(refresh=False):
+                    new.append(log)
+            except UnknownPartition:
+                if len(self.logs) == 1:
+                    raise
+                self.logs.remove(log)
+                deleted.append(log)
+        return new, deleted
 
     def _is_one_partition(self) -> bool:
         if len(self._names) > 1:

@@ -38,32 +38,44 @@ def run(arguments: argparse.Namespace) -> int:
     To notice appends of other processes, the files are checked for changes twice a second. The exit code is 1 if a
     record could not be read.
     """
+    from logfs.store.reached_offset import ReachedOffset
+
     if arguments.lines < 0:
         raise InvalidName(f"-n {arguments.lines}: give a number of records, 0 or more")
     printer = Printer(arguments)
     with OpenLogs(arguments.target, arguments.isolation) as opened:
         ends = {log: log.reader.log_end_offset for log in opened.logs}
+        reached = {log: ReachedOffset(log.reader.log, ends[log]) for log in opened.logs}
         whole = printer.print_last(opened.logs, list(ends.values()), arguments.lines)
         printer.finish()
         while arguments.follow:
             pause(_POLL_SECONDS)
-            opened.store.refresh()
-            for log in opened.logs:
-                if log.look_again(refresh=False):
-                    # The partition was deleted and created again: print the new one from its start.
-                    ends[log] = log.reader.log_start_offset
-            for log in opened.find_new():
+            new, deleted = opened.look_again()
+            for log in deleted:
+                _warn(f"{log.name}: the partition was deleted")
+            for log in new:
+                # A partition that is new, or was created again, is printed from its start.
                 ends[log] = log.reader.log_start_offset
-            # Read the log ends before printing: records that are appended meanwhile are printed in the next turn.
-            starts, ends = ends, {log: log.reader.log_end_offset for log in opened.logs}
-            ranges = [(starts[log], ends[log]) for log in opened.logs]
+                reached[log] = ReachedOffset(log.reader.log, ends[log])
+            ranges = []
             for log in opened.logs:
-                if ends[log] < starts[log]:
+                start = ends[log]
+                cut = reached[log].truncation_below(log.reader.log, start)
+                if cut is not None:
                     whole = False
-                    print(
-                        f"logfs: {log.name}: the log was truncated: offsets below {starts[log]} were printed, and it "
-                        f"ends at {ends[log]} now; records that were appended since the truncation are left out",
-                        file=sys.stderr,
+                    _warn(
+                        f"{log.name}: the log was truncated below {start}, up to which it was printed: it continues "
+                        f"at {cut.continuation}"
                     )
+                    start = cut.continuation
+                    reached[log] = ReachedOffset(log.reader.log, start)
+                # Read the log ends before printing: records that are appended meanwhile are printed in the next turn.
+                ends[log] = max(log.reader.log_end_offset, start)
+                reached[log].advance(log.reader.log, ends[log])
+                ranges.append((start, ends[log]))
             whole &= printer.print_logs(opened.logs, ranges)
     return 0 if whole else 1
+
+
+def _warn(text: str) -> None:
+    print(f"logfs: {text}", file=sys.stderr)

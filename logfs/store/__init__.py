@@ -15,6 +15,7 @@ Each folder and module imports only from those below it in this list. Only annot
 - `checkpoints`: the checkpoint files of all log directories.
 - `topic`: appends to all partitions of a topic, and reads them merged by time.
 - `internal_topic`: the topics that the store itself writes and reads.
+- `reached_offset`: whether a log was truncated below the offset that a reader has reached.
 - `partition_identity`: whether a name still stands for the same partition.
 - `registry`: the partitions of a store by name, and the state that the parts of the store share.
 - `directory`: one log directory: recognises its path, and handles its lock, its checkpoints and its permissions.

@@ -15,6 +15,7 @@ import pytest
 
 import logfs
 from tests.support.command_line import ok
+from tests.support.partitions import flip
 from tests.support.processes import wait_for
 
 if TYPE_CHECKING:
@@ -219,6 +220,32 @@ def test_a_group_goes_on_in_a_truncated_log(
     store.close()
 
 
+@pytest.mark.parametrize("grown", [0, 1, 6])
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_group_goes_back_in_a_truncated_log(
+    store: logfs.Store, log_dir: Path, read_only: bool, grown: int
+) -> None:
+    """It reads the new records, also if the log has grown beyond its offset again, and commits no lost offset."""
+    for n in range(5):
+        store["orders-0"].append(f"{n}")
+    if read_only:
+        store.close()
+        store = logfs.open(log_dir, "r")
+    with store.consumer("orders-0", group="g", timeout=0, auto_commit=False) as consumer:
+        assert len([*consumer]) == 10
+        with logfs.open(log_dir) if read_only else nullcontext(store) as writer:
+            writer["orders-0"].truncate(7)
+            writer._engine["orders-0"].epochs.assign(3, 7)
+            for _ in range(grown):
+                writer["orders-0"].append("new")
+        consumer.commit()
+        assert store.groups.get("g", {}) == {}
+        assert [record.value for record in consumer] == [b"new"] * grown
+        consumer.commit()
+    assert store.groups["g"] == {"orders-0": 7 + grown}
+    store.close()
+
+
 @pytest.mark.parametrize("read_only", [False, True])
 def test_a_group_goes_on_without_a_deleted_partition(
     store: logfs.Store, log_dir: Path, read_only: bool
@@ -401,6 +428,34 @@ def test_a_slow_program_keeps_its_partitions(store: logfs.Store) -> None:
         assert {record.partition for record in other}.isdisjoint(
             int(name.rpartition("-")[2]) for name in mine
         )
+
+
+def test_without_auto_commit_a_released_partition_is_read_again(store: logfs.Store) -> None:
+    """What the program has not committed is not committed when another member joins either."""
+    with store.consumer("orders", group="g", timeout=0, auto_commit=False) as first:
+        assert len([*first]) == 20
+        with store.consumer("orders", group="g", timeout=2, auto_commit=False) as second:
+            wait_for(lambda: next(first, None) is None and len(first.partitions) == 2)
+            assert "g" not in store.groups
+            assert len({(next(second).partition, n) for n in range(10)}) == 10
+
+
+def test_a_partition_that_cannot_be_read_is_told_beside_busy_ones(
+    store: logfs.Store, log_dir: Path
+) -> None:
+    """Its error comes at the next read, although the partition before it has new records at each read."""
+    damaged = log_dir / "orders-1" / f"{0:020}.log"
+    flip(damaged, 70)
+
+    def read(records: Iterator[object]) -> None:
+        for _ in zip(records, range(20), strict=False):
+            store["orders-0"].append("more")
+
+    with store.consumer("orders", group="g", timeout=0, auto_commit=False) as consumer:
+        for records in (consumer, store.topic("orders").follow(begin="earliest", timeout=0)):
+            with pytest.raises(logfs.DamagedRange):
+                read(records)
+    flip(damaged, 70)
 
 
 def test_a_consumer_of_many_partitions(store: logfs.Store) -> None:

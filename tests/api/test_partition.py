@@ -268,6 +268,22 @@ def test_follow_goes_on_after_a_loss(first: logfs.Partition) -> None:
     assert [record.value for record in following] == [b"2"]
 
 
+@pytest.mark.parametrize("grows", [False, True])
+def test_follow_tells_of_a_truncation(first: logfs.Partition, grows: bool) -> None:
+    """Also if the log has grown beyond the reached offset again, and at each try until `seek` goes on."""
+    for value in "0123":
+        first.append(value)
+    following = first.follow(0, timeout=0)
+    assert len([*following]) == 4
+    first.truncate(2)
+    first.append_many(["new"] * (3 if grows else 1))
+    for _ in range(2):
+        with pytest.raises(logfs.OffsetOutOfRange):
+            next(following)
+    following.seek("orders-0", 2)
+    assert [record.value for record in following] == [b"new"] * (3 if grows else 1)
+
+
 def test_follow_finds_new_partitions(store: logfs.Store) -> None:
     """A partition that is created later is read from its start."""
     topic = store.topic("orders")

@@ -570,22 +570,53 @@ def test_tail_follows_a_partition_that_is_created_again(
             process.wait(timeout=20)
 
 
-def test_tail_tells_of_a_truncation(log_dir: Path, tmp_path: Path) -> None:
-    """It cannot know which records are new below what it has printed, says so, and goes on."""
+@pytest.mark.parametrize(("epoch", "texts", "first"), [(0, 4, 4), (1, 4, 0), (1, 60, 0)])
+def test_tail_tells_of_a_truncation(
+    log_dir: Path, tmp_path: Path, epoch: int, texts: int, first: int
+) -> None:
+    """It goes on where another leader epoch begins, also if the log has grown again, otherwise at the log end."""
     out, said = tmp_path / "out", tmp_path / "said"
     with Store(log_dir) as store:
         partition = store.create("t-0")
-        partition.append([b"old"] * 100)
+        partition.append([b"old"] * 50)
         with out.open("wb") as file, said.open("wb") as errors:
             words = [*LOGFS, "tail", "-n", "1", "-f", log_dir / "t-0"]
             process = subprocess.Popen(words, stdout=file, stderr=errors)
         try:
             wait_for(lambda: out.read_bytes() == b"old\n")
-            store.truncate("t-0", 50)
-            partition.append([b"new"] * 10)
-            wait_for(lambda: b"were printed, and it ends at" in said.read_bytes())
+            process.send_signal(signal.SIGSTOP)
+            store.truncate("t-0", 20)
+            if epoch:
+                partition.epochs.assign(epoch, 0)
+            partition.append([b"new"] * texts)
+            process.send_signal(signal.SIGCONT)
+            message = f"truncated below 50, up to which it was printed: it continues at {first}\n"
+            wait_for(lambda: said.read_text().endswith(message))
             partition.append([b"after"])
             wait_for(lambda: out.read_bytes().endswith(b"after\n"))
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(timeout=20)
+    assert out.read_bytes() == b"old\n" + b"new\n" * (texts - first) + b"after\n"
+
+
+def test_tail_goes_on_without_a_deleted_partition(log_dir: Path, tmp_path: Path) -> None:
+    """It follows the others, tells that one was deleted, and prints it again once it is created again."""
+    out, said = tmp_path / "out", tmp_path / "said"
+    with Store(log_dir) as store:
+        for name in ("a-0", "b-0"):
+            store.create(name).append([name.encode()])
+        with out.open("wb") as file, said.open("wb") as errors:
+            words = [*LOGFS, "tail", "-f", log_dir / "a-0,b-0"]
+            process = subprocess.Popen(words, stdout=file, stderr=errors)
+        try:
+            wait_for(lambda: len(out.read_bytes().split()) == 2)
+            store.delete("a-0")
+            wait_for(lambda: said.read_bytes() == b"logfs: a-0: the partition was deleted\n")
+            store.writable("b-0").append([b"more"])
+            wait_for(lambda: out.read_bytes().endswith(b"more\n"))
+            store.create("a-0").append([b"again"])
+            wait_for(lambda: out.read_bytes().endswith(b"again\n"))
         finally:
             process.send_signal(signal.SIGINT)
             process.wait(timeout=20)
