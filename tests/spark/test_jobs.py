@@ -27,7 +27,10 @@ from logfs.store.observe.check import check
 from logfs.store.store import Store
 from tests.spark import commands
 from tests.support.batches import Batches
+from tests.support.busy_programs import busy_programs, make_logs
+from tests.support.examples import seed_of
 from tests.support.partitions import flip
+from tests.support.requirements import DEEP
 from tests.support.stores import Clock, assert_clean
 
 if TYPE_CHECKING:
@@ -185,6 +188,18 @@ def test_verify_passes_over_partitions_that_are_deleted_meanwhile(
     (found,) = done.findings
     assert "orders-0" in str(found.path)
     assert "has left the log" in found.text
+
+
+def test_verify_beside_programs_finds_the_damage_and_nothing_else(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Three programs open, change and close the log directory in turns (`LOGFS_HYPOTHESIS=deep`: 1,000 rounds)."""
+    index = make_logs(tmp_path / "log")
+    with busy_programs(tmp_path / "log", seed_of()):
+        for number in range(1000 if DEEP else 3):
+            report = verify(spark, tmp_path / "log")
+            assert [each.path for each in report.errors] == [index], (number, report.errors)
+            assert report.partitions >= 3
 
 
 def test_verify_some_topics(spark: SparkSession, copied: list[Path]) -> None:

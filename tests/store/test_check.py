@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import struct
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,8 +17,6 @@ from logfs.log.audit import audit
 from logfs.store.observe.check import Finding, Severity, check
 from logfs.store.store import Store
 from tests.support.batches import Batches
-from tests.support.examples import seed_of
-from tests.support.requirements import DEEP
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,52 +63,6 @@ def test_a_sound_store_has_no_findings(closed: Path) -> None:
     """A store that was filled, rolled and closed has no findings at all."""
     assert list(check(closed)) == []
     assert list(check([closed])) == []
-
-
-BESIDE = """
-import random, sys
-from logfs.store.store import Store
-chance = random.Random(sys.argv[2])
-while not sys.stdin.closed:
-    with Store(sys.argv[1]) as store:
-        for name in store:
-            log = store[name]
-            for _ in range(chance.randrange(12)):
-                log.append([b"x" * chance.randrange(200) for _ in range(chance.randrange(1, 9))])
-                if chance.random() < 0.1:
-                    log.roll(store.clock())
-        if chance.random() < 0.2:
-            store.delete_records("sound-0", max(store["sound-0"].log_end_offset - 300, 0))
-            store.retain(["sound-0"])
-    print(flush=True)
-"""
-ROUNDS = 300 if DEEP else 12
-
-
-def test_an_audit_beside_a_program_finds_what_is_wrong_and_nothing_else(tmp_path: Path) -> None:
-    """The program opens the log, appends, rolls, deletes records and closes the log, again and again."""
-    path = tmp_path / "store"
-    with Store(path) as store:
-        store.settings.set_topic("sound", "segment.bytes", "5000")
-        for name in ("sound", "damaged"):
-            store.settings.set_topic(name, "index.interval.bytes", "100")
-            store.create(f"{name}-0").append([b"x"] * 50)
-        for number in range(20):
-            store["damaged-0"].append([b"value %d" % number])
-        store["damaged-0"].roll(store.clock())
-    index = path / "damaged-0" / f"{0:020}.index"
-    edit(index, 12, b"\x00\x00\x00\x01")
-    with subprocess.Popen(
-        [sys.executable, "-c", BESIDE, str(path), str(seed_of())],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as program:
-        assert program.stdout is not None
-        for _ in range(ROUNDS):
-            assert program.stdout.readline() == b"\n"
-            found = errors(path)
-            assert [each.path for each in found] == [index], found
-        program.kill()
 
 
 def test_an_open_store_has_no_errors(closed: Path, clock: Clock) -> None:

@@ -9,6 +9,7 @@
   `fault_sites`: which calls of the disk have failed in a run.
 - `scheduler`: stops one thread while another runs. `lock_order`: locks that check their order. `busy_mount` and
   `step_watch`: a `logfs` whose disk is always busy, and one whose event loop is watched.
+- `busy_programs`: programs that open, change and close a log directory in turns.
 - `staging`, `legacy_encoder`, `group_records`: staged files, messages of old formats, and records of consumer groups.
 - `schemas`: values as Confluent's serializers write them.
 - `object_server`, `bucket`: an S3 server, and buckets as Kafka's plugins fill them. `proxy`: a network that breaks.

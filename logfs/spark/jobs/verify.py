@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from logfs.errors import UnknownPartition
@@ -11,8 +12,13 @@ from logfs.log.disk.disk import TRIES, Gone
 from logfs.log.scan.segment_descriptor import describe_segment
 from logfs.spark.jobs.job_runner import WorkItem, run
 from logfs.spark.jobs.missing import UnreadableSegment, still_in_log
-from logfs.spark.jobs.selection import opened
-from logfs.store.observe.check import check_log_dir_files, check_small_files, trusts_indexes
+from logfs.spark.jobs.selection import log_dirs, opened
+from logfs.store.observe.check import (
+    check_log_dir_files,
+    check_partition,
+    check_small_files,
+    trusts_indexes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -57,9 +63,10 @@ def verify(
 
     The audit is that of `logfs check` without its checks of key indexes and of the owner of a bucket.
 
-    Nothing is changed. A broker or a mount may use the directories meanwhile. Unlike in `logfs check`, the audit is
-    not repeated if files change during it. A segment that is removed from the log during the audit is reported as a
-    note. A segment that is in the log but missing on a task's machine is reported as an error that names the host.
+    Nothing is changed. A broker or a mount may use the directories meanwhile. Files that change during the audit may
+    cause errors, so the driver audits each partition with errors once more, as `logfs check` does. A segment that is
+    removed from the log during the audit is reported as a note. A segment that is in the log but missing on a task's
+    machine is reported as an error that names the host.
     `topics` limits the audit to these topics. `progress` is called with (bytes of logs done, total bytes). Blocks
     until the job has ended. Raises the errors of opening a store read-only and of `audit_subjects`, and `JobFailed`
     if a segment exists on the machine of its task, but cannot be read.
@@ -80,11 +87,12 @@ def verify(
         still_in_log(paths, (each for each in found if isinstance(each, UnreadableSegment)))
     )
     of_logs: dict[str, list[Finding]] = {name: [] for name in starts}
+    of_missing: dict[str, list[Finding]] = {name: [] for name in starts}
     accounts: dict[str, list[Account]] = {name: [] for name in starts}
     for work, outcome in zip(works, found, strict=True):
         name = work.item.segment.partition
         if isinstance(outcome, UnreadableSegment):
-            of_logs[name].append(_of_missing(outcome, is_error=outcome in missing))
+            of_missing[name].append(_of_missing(outcome, is_error=outcome in missing))
             # The segment was not audited. Add an `Account` which says that offsets may be missing in it. Without an
             # account, `check_boundaries` would report all of its offsets as missing from the log.
             planned = outcome.segment
@@ -97,7 +105,10 @@ def verify(
         if account is not None:
             accounts[name].append(account)
     for name, start in starts.items():
-        findings += [*small[name], *of_logs[name], *check_boundaries(accounts[name], start)]
+        audited = [*small[name], *of_logs[name], *check_boundaries(accounts[name], start)]
+        if any(each.severity is Severity.ERROR for each in audited):
+            audited = check_partition([*map(Path, log_dirs(paths))], name)
+        findings += [*audited, *of_missing[name]]
     return Verification(
         tuple(findings),
         len(starts),

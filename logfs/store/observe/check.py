@@ -64,8 +64,14 @@ def check(log_dirs: Path | Sequence[Path], progress: Progress | None = None) -> 
         yield from _check_owner(store)
 
 
+def check_partition(log_dirs: Sequence[Path], name: str) -> list[Finding]:
+    """Audit one partition of log directories as `check` does. Raises the errors of opening a store read-only."""
+    with _opened(log_dirs, name) as store:
+        return list(_check_until_sure(store, log_dirs, name, lambda *_: None))
+
+
 def _opened(log_dirs: Path | Sequence[Path], only: str | None = None) -> Store:
-    """Open log directories, or one partition of them, so that nothing is read from the cache of a bucket."""
+    """Return a read-only store of log directories, or of the partition `only`, that bypasses a bucket's cache."""
     store = Store(log_dirs, read_only=True, lazy=True, only=only)
     for log_dir in store.log_dirs:
         log_dir.disk.read_afresh()
@@ -75,10 +81,11 @@ def _opened(log_dirs: Path | Sequence[Path], only: str | None = None) -> Store:
 def _check_until_sure(
     store: Store, log_dirs: Path | Sequence[Path], name: str, report: Progress
 ) -> Iterator[Finding]:
-    """Audit a partition, and yield the findings. Repeat the audit if a change of files may have caused its errors.
+    """Audit a partition, and yield the findings. Repeat the audit, up to four times, while it has doubtful errors.
 
-    Such an error is doubtful: another process may have changed the files during the audit (`_is_about`). After the
-    last audit, a doubtful error is yielded only if all audits found it. All other findings are yielded.
+    An error is doubtful if a process that changed files during the audit may have caused it (`_is_about`). After the
+    last audit, a doubtful error is yielded only if all audits found it. All other findings are yielded. A note is
+    added if an error was left out.
     """
     found_always: set[Finding] = set()
     with ExitStack() as opened:
@@ -137,14 +144,14 @@ def _check_by_name(store: Store, name: str, report: Progress) -> list[Finding]:
         return []
     except (LogfsError, OSError) as why:
         return [error(store.registry.home(name) / name, f"cannot be loaded: {why}")]
-    findings = _check_partition(store, partition, report)
+    findings = _check_open_partition(store, partition, report)
     # Close the segments: the files of all partitions may be more than a process may have open.
     for segment in partition.segments:
         segment.close()
     return findings
 
 
-def _check_partition(store: Store, partition: Log, report: Progress) -> list[Finding]:
+def _check_open_partition(store: Store, partition: Log, report: Progress) -> list[Finding]:
     """Audit a partition as it is now; repeat the audit if segments leave the log during it."""
     audited: dict[Segment, tuple[list[Finding], list[Account]]] = {}
     for left in reversed(range(TRIES)):
