@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import sys
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler
 from socketserver import ThreadingMixIn, UnixStreamServer
@@ -79,13 +80,15 @@ class VolumeServer(ThreadingMixIn, UnixStreamServer):
         self.server_activate()
 
     def server_close(self) -> None:
-        """Close the socket. Then remove its file, unless systemd made both and has passed the socket."""
+        """Close the socket, and remove the socket file if this object has made it (and not systemd)."""
         super().server_close()
         if self._made is not None:
             self._made.unlink(missing_ok=True)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore all errors of a connection: Podman, for example, closes it without reading the answer."""
+        """Ignore a broken connection: Podman, for example, closes it without reading the answer. Log other errors."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            logger.exception("unexpected error in a request")
 
 
 class _Request(BaseHTTPRequestHandler):

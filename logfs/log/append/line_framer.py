@@ -27,7 +27,7 @@ class LineFramer:
 
     The kernel divides a write(2) of about 1 MiB or more into parts. If the first part is refused, write(2) fails, and
     the kernel does not send the other parts. The newline of the refused line may be in a part that was not sent.
-    Therefore the next write(2) counts as the beginning of a new line.
+    Therefore `skipped` is None afterwards: the next write(2) begins a new line.
 
     If a later part is refused, write(2) returns the size of the parts before it, and the program writes the rest
     again, perhaps in smaller pieces. `refused_rest` are the bytes of the refused line that are in the refused part.
@@ -100,6 +100,8 @@ class LineFramer:
         self.carry = b""
         return done
 
+    _limit_name = "the limit of max.message.bytes or segment.bytes"
+
     @property
     def limit(self) -> int:
         """The length in bytes of the longest line that fits a batch."""
@@ -124,8 +126,8 @@ class LineFramer:
             self.carry += data
             return self._nothing_appended(len(data))
         refused = RecordTooLarge(
-            f"{self.partition.name.directory}: a line exceeds {self.limit} bytes, the limit of "
-            "max.message.bytes or segment.bytes; the line is refused up to its newline"
+            f"{self.partition.name.directory}: a line exceeds {self.limit} bytes, {self._limit_name}; the line is "
+            "refused up to its newline"
         )
         # If the line began in the first part of a divided write(2), the write fails, and the kernel does not send the
         # rest of the line: there is nothing to skip.
@@ -191,6 +193,8 @@ class EnvelopeFramer(LineFramer):
         done = self.partition.append_records(records)
         consumed = sum(len(line) + 1 for line in envelopes[: done.consumed])
         return done._replace(consumed=consumed, refused=done.refused or refused)
+
+    _limit_name = "the longest that may fit max.message.bytes or segment.bytes"
 
     @property
     def limit(self) -> int:

@@ -158,7 +158,8 @@ def bucket_width_ms(partitions: Sequence[Reader]) -> int:
         for segment in partition.segments:
             with suppress(FileNotFoundError, Gone):
                 last.append(segment.max_timestamp.timestamp)
-    return width_for(max(last, default=0) - min(first, default=0))
+    known = [time for time in last if time >= 0]
+    return width_for(max(known, default=0) - min(first or known, default=0))
 
 
 def width_for(span_ms: int) -> int:

@@ -171,10 +171,10 @@ def _name(topic: str | None, partition: object) -> Name:
 def _bounds(column: Any) -> tuple[Any, Any] | None:
     """Return the least and greatest value of a column in a row group, from the statistics in the footer.
 
-    Return None if the footer has no statistics for the column, or if they count at least one null.
+    Return None if the footer has no statistics for the column, or if the column may have a null.
     """
     statistics = None if column is None else column.statistics
-    if statistics is None or not statistics.has_min_max or statistics.null_count:
+    if statistics is None or not statistics.has_min_max or statistics.null_count != 0:
         return None
     return statistics.min, statistics.max
 
