@@ -55,7 +55,7 @@ class TopicPlan:
     in new batches with new offsets. `sent_records` counts the records sent.
 
     `partitions` is the number of partitions in the cluster after the push. `there` maps each partition in the cluster
-    to its log end offset there, and is updated during the push. `sent_up_to` maps each local partition to the local
+    to its log end offset there, and is updated during the push. `begins` maps each local partition to the local
     offset at which the push begins, and `ends` maps each local partition to its local log end offset.
     """
 
@@ -68,7 +68,7 @@ class TopicPlan:
     obstacles: list[str] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
     is_translated: bool = False
-    sent_up_to: dict[int, int] = field(default_factory=dict)
+    begins: dict[int, int] = field(default_factory=dict)
     ends: dict[int, int] = field(default_factory=dict)
     there: dict[int, int] = field(default_factory=dict)
     sent_records: int = 0
@@ -88,8 +88,8 @@ class TopicPlan:
 
     @property
     def left(self) -> int:
-        """The number of offsets left to push. If `is_translated`, it also counts records sent before."""
-        return sum(self.ends[number] - sent for number, sent in self.sent_up_to.items())
+        """The number of offsets from `begins` to `ends`. If `is_translated`, some may have been sent before."""
+        return sum(self.ends[number] - sent for number, sent in self.begins.items())
 
 
 def create_topic(
@@ -218,18 +218,18 @@ class Planner:
                 return
 
     def _examine(self, plan: TopicPlan, checked: Callable[[int], object]) -> None:
-        """Set `sent_up_to`, `ends` and `is_translated` of the plan, and add to its obstacles and refusals."""
+        """Set `begins`, `ends` and `is_translated` of the plan, and add to its obstacles and refusals."""
         plan.ends = {each.partition: each.log_end_offset for each in plan.readers}
         is_begun = self._map is not None and plan.name in self._map
         for each in plan.readers:
             begin = first_offset(each)
-            plan.sent_up_to[each.partition] = begin
+            plan.begins[each.partition] = begin
             if not is_begun and plan.has_same_partitions:
                 there = plan.there[each.partition]
-                plan.obstacles += self._compare(each, begin, there)
-                plan.sent_up_to[each.partition] = min(max(begin, there), each.log_end_offset)
+                plan.obstacles += self._reasons_not_to_continue(each, begin, there)
+                plan.begins[each.partition] = min(max(begin, there), each.log_end_offset)
             found = find_obstacles(
-                each, max(plan.sent_up_to[each.partition], each.log_start_offset), checked
+                each, max(plan.begins[each.partition], each.log_start_offset), checked
             )
             name = each.name.directory
             plan.obstacles += [f"{name}: {reason}" for reason in found.reasons]
@@ -264,7 +264,7 @@ class Planner:
             if start < plan.there[number]
         ]
 
-    def _compare(self, reader: Log, begin: int, there: int) -> list[str]:
+    def _reasons_not_to_continue(self, reader: Log, begin: int, there: int) -> list[str]:
         """Return the reasons why a push cannot continue the log in the cluster; an empty list if it can.
 
         The local log begins at the offset `begin`; the log in the cluster ends at the offset `there`.

@@ -123,7 +123,7 @@ class Push:
     def _prepare(self, plan: TopicPlan) -> None:
         """Give a topic in the cluster the settings `FOR_PUSHING`, under which brokers change no batch.
 
-        A missing topic is created, with its settings in the store and `FOR_PUSHING`, which takes precedence. An
+        A missing topic is created with the settings that it has in the store; `FOR_PUSHING` overrides them. An
         existing topic is left unchanged if there are no records left to push.
         """
         settings = {**plan.settings, **FOR_PUSHING}
@@ -139,9 +139,7 @@ class Push:
         """Yield iterators over the batches to send: one per partition, or a single one for a translated topic."""
         if not plan.is_translated:
             for each in plan.readers:
-                yield exact_batches(
-                    each, plan.sent_up_to[each.partition], plan.ends[each.partition]
-                )
+                yield exact_batches(each, plan.begins[each.partition], plan.ends[each.partition])
             return
         assert self._map is not None
         yield Translation(self._store.topic(plan.name), plan.there, self._map).batches()

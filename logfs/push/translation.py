@@ -78,12 +78,12 @@ class Translation:
             yield self._built(sorted(self._pending), form)
 
     def _start(self, *, is_same: bool) -> dict[int, int]:
-        """Return the offset at which to begin reading each local partition: the one after the last record sent.
+        """Return the offset at which to begin reading, by local partition: the one after the last record sent.
 
-        A local partition that is not in the result must be read from its beginning. `is_same` tells whether the topic
-        has as many partitions in the cluster as in the store. If not, the result is empty. A local partition is also
-        left out if records of it were sent to a partition with another number. Several partitions in the cluster then
-        have its records, each up to a different offset.
+        A local partition that is not in the result must be read from its beginning. It is left out if some of its
+        records were sent to a partition with another number: several partitions in the cluster then have its records,
+        each up to a different offset. `is_same` tells whether the topic has as many partitions in the cluster as in
+        the store. If `is_same` is false, the result is empty.
         """
         found = {}
         for each in self._topic.partitions if is_same else ():
@@ -95,10 +95,10 @@ class Translation:
         return found
 
     def _codec(self) -> Codec:
-        """Return the codec for new batches, by the first batch of each local partition.
+        """Return the codec for new batches: the one with the greatest id in the first batches of the partitions.
 
-        Of the codecs of these batches, the one with the greatest id is taken. The least id stands for no compression,
-        so new batches are compressed if one of these batches is.
+        The least id stands for no compression, so new batches are compressed if the first batch of any local
+        partition is compressed.
         """
         first = [next(each.batches(each.log_start_offset), None) for each in self._topic.partitions]
         return max((batch.header.codec for batch in first if batch), default=Codec.NONE)

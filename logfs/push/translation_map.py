@@ -11,9 +11,9 @@ orders,0,5,100,0,0,0acae0b6
 
 In this example, the 100 records of orders-0 at the local offsets 5 to 104 have the offsets 0 to 99 of partition 0 in
 the cluster. The topic id is that of the local topic. `check` is the CRC-32C, as eight hex digits, of three texts: the
-`check` of the previous run (empty for the first run), the topic lines between the two runs, and the run's own line
-before its last comma. It reveals changed lines and missing lines. Missing lines at the end of the file are found by
-the log end offsets in the cluster.
+previous run's `check` (empty for the first run), the topic lines after the previous run, and the line itself before
+its last comma. So changed lines, and missing lines before another run, are found by `check`. Missing lines at the end
+of the file are found by the log end offsets in the cluster.
 
 A line is durable in the file before its records are sent. After a crash, the log end offsets in the cluster show for
 which of the last lines the records were sent. So no record is sent twice.
@@ -45,7 +45,7 @@ _MOST_DIGITS = 19
 
 
 class Run(NamedTuple):
-    """A run of consecutive records: `records` offsets, from `offset` in the store and `to_offset` in the cluster."""
+    """A run of `records` records with consecutive offsets: from `offset` in the store, `to_offset` in the cluster."""
 
     topic: str
     partition: int
@@ -306,11 +306,10 @@ class TranslationMap:
         """Convert the committed offsets of a consumer group to offsets in the cluster, by partition in the cluster.
 
         `committed` maps local partitions to the group's offsets, and `ends` maps partitions in the cluster to their
-        log end offsets. The result for a partition in the cluster is the offset of its first record that the group
-        has not read, or its log end offset. A local partition that is not in `committed` counts as unread. The
-        group may read some records again if a partition in the cluster has records of several local partitions.
-
-        The result has no partition whose records are all from local partitions that are not in `committed`.
+        log end offsets. The keys of the result are the partitions in the cluster that have records of a local
+        partition in `committed`. A value is the offset of the first record that the group has not read, or the log
+        end offset if it has read all. Records of local partitions that are not in `committed` count as unread. The
+        group may read records again if a partition in the cluster has records of several local partitions.
         """
         runs_of_topic = [
             (place[1:], runs) for place, runs in self._runs.items() if place[0] == topic
@@ -326,7 +325,7 @@ class TranslationMap:
 
 
 def _first_from(runs: Sequence[Run], offset: int) -> int | None:
-    """Return the offset in the cluster of the first record whose local offset is at least `offset`, or None."""
+    """Return the offset in the cluster of the first record at or after the local `offset`; None if there is none."""
     at = bisect_right(runs, offset, key=lambda run: run.end)
     if at == len(runs):
         return None
