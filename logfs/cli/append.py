@@ -175,8 +175,8 @@ def _append(
 def _read(file: BufferedReader, appender: Appender, lines: KeyedLines | None) -> bytes:
     """Return the next bytes of `file`, b"" at the end of the file.
 
-    With `--start`, a record is complete only when the first line of the next record arrives. If no further input
-    comes for a second after a complete line, this function appends the record that ends with this line.
+    With `--start`, `lines` keeps a record until the first line of the next record arrives. If `file` has no input for
+    a second after a complete line, this function takes the kept record from `lines` and appends it.
     """
     if lines is not None and lines.is_waiting:
         ready, _, _ = select.select([file], [], [], _PAUSE_SECONDS)

@@ -66,7 +66,7 @@ def group_name(text: str) -> str:
 
 
 def regular_expression(option: str, text: str) -> re.Pattern[bytes]:
-    """Return the regular expression that is the value of an option. Raises `InvalidName` if it is malformed."""
+    """Return `text`, the value of the option named `option`, as a pattern for bytes. Raises `InvalidName`."""
     try:
         return re.compile(os.fsencode(text))
     except re.error as error:

@@ -84,7 +84,8 @@ class RecordDecoder:
 
         A field that cannot be decoded stays as it is. With `is_counted`, such a failure is counted, and its reason
         is printed if it is a new one. Pass False for a chunk that will be decoded again, so that no failure counts
-        twice.
+        twice. Raises `SchemasUnavailable` if the schemas cannot be read, and
+        `Unsupported` if a package is not installed.
         """
         if not self._is_frozen:
             # Exempt the objects of the loaded modules from garbage collection: scanning them again and again would

@@ -88,7 +88,7 @@ def _print_json(store: Store, is_chosen: Callable[[TopicPartition], bool]) -> No
 
 
 def _error(log_dir: LogDir) -> str | None:
-    """Return the class name of the exception that kafka-log-dirs prints for a failed log directory; else None."""
+    """Return the exception's class name that kafka-log-dirs prints for a failed log directory; None for any other."""
     failed = log_dir.failure is not None
     return "org.apache.kafka.common.errors.KafkaStorageException" if failed else None
 

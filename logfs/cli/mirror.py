@@ -71,7 +71,7 @@ def source_of(arguments: argparse.Namespace) -> tuple[re.Pattern[str], dict[str,
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Mirror until Ctrl-C, or with `--once` up to the ends that the partitions in the cluster had at the start.
+    """Mirror until Ctrl-C; with `--once`, only the batches that the cluster has when the mirror starts.
 
     The exit code is 1 if `Mirror.progress` has problems at the end, such as a topic that cannot be mirrored. Raises
     the errors of `source_of`, of opening a store and of `Mirror`.

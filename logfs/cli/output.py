@@ -196,7 +196,7 @@ class Printer:
     def _rendered(
         self, chunk: Chunk, name: TopicPartition
     ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """Return the text of a chunk as uint8[bytes], and where each record ends in this text as int64[records]."""
+        """Return the text of a chunk, uint8[bytes], and the end position of each record in it, int64[records]."""
         import numpy as np
 
         from logfs.format.text.rendering import View, render
@@ -246,7 +246,7 @@ class Printer:
 
 
 def _past_damage(reader: Reader, start: int, stop: int) -> Iterator[tuple[int, Chunk]]:
-    """Yield (offset, chunk) for the records at the offsets [start, stop); `offset` is the one after the chunk.
+    """Yield (next offset, chunk) for the records at the offsets [start, stop).
 
     Damage is skipped, and not reported: the caller reports it when it reads the records again to print them.
     """

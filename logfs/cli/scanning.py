@@ -35,7 +35,9 @@ _ROUNDS = 20
 
 
 class LogScan(Generic[T]):
-    """The records at the offsets [start, end) of a log, in parts. `whole` is False once a range was skipped.
+    """An iterable over the records at the offsets [start, end) of a log, in the parts that `read` yields.
+
+    `whole` is False once a range of offsets was skipped.
 
     Damaged ranges, and ranges that retention drops before they are read, are reported on standard error and skipped.
     If the log is compacted during the scan, a record may be removed before it is read, because a newer record has its
@@ -53,10 +55,10 @@ class LogScan(Generic[T]):
 
         The scan calls `read(reader, start, stop, by_record)`, which must yield pairs (offset, part) for the offsets
         [start, stop). A part has the next records; after it, all records below `offset` have been yielded. At damage,
-        `read` must raise `DamagedRange`. If `by_record` is True, `read` must read record by record, because a read in
-        larger pieces would find damage a second time. If another process has deleted or cut a file that is read,
-        `read` must raise `Gone`; the scan then reads a second time from the last `offset` on. If records at or after
-        this offset were yielded already, `read` must raise `OffsetOutOfRange` instead.
+        `read` must raise `DamagedRange`. If `by_record` is True, `read` must read record by record: a read in larger
+        pieces would meet the same damage again. If another process has deleted or cut a file, `read` must raise
+        `Gone`; the scan then calls `read` again from the last `offset` on. If this call would yield a record for the
+        second time, `read` must raise `OffsetOutOfRange` instead.
         """
         self.log = log
         self._start = start
@@ -65,10 +67,11 @@ class LogScan(Generic[T]):
         self.whole = True
 
     def __iter__(self) -> Iterator[T]:
-        """Yield the parts.
+        """Yield the parts that `read` yields.
 
         Raises `Gone` or `FileNotFoundError` if `TRIES` attempts in a row find that a file was deleted or cut, or if
-        the partition was deleted and created again. Raises `OffsetOutOfRange` if `read` does.
+        the partition was deleted and created again, and `UnknownPartition` if it was deleted. Raises the
+        `OffsetOutOfRange` of `read`, unless retention has dropped the next records.
         """
         log, start, end = self.log, self._start, self._end
         by_record = False
@@ -158,7 +161,7 @@ def read_chunks(
 def read_text(
     reader: Reader, start: int, stop: int, view: View
 ) -> Iterator[tuple[int, bytes]] | None:
-    """Return the text of the records at the offsets [start, stop) that are in the segment with the offset `start`.
+    """Return the text of the records from offset `start` up to `stop`, or up to the end of the segment with `start`.
 
     The result is an iterator over pairs (offset, text), as `LogScan` requires. It is None if the segment has damage
     that a read of its text may not notice.

@@ -1,4 +1,4 @@
-"""What `status` and `top` show: a mount, read through its own files, or a log directory, opened read-only."""
+"""Reads the state that `status` and `top` show: that of a mount, from its files, or of a log directory, read-only."""
 
 from __future__ import annotations
 

@@ -95,9 +95,9 @@ class Wanted(NamedTuple):
     last_epoch: int
 
     def after(self, found: Fetched) -> Wanted | None:
-        """Return what to fetch next from this partition, after the batches in `found` were appended.
+        """Return the next `Wanted` of this partition, which begins after the batches in `found`.
 
-        Returns None if the leader's log diverges, or if the batches cannot be appended because they are damaged.
+        Returns None if the leader's log diverges, or if a batch is damaged. The CRC of magic 2 is not checked.
         """
         if found.diverging is not None:
             return None
@@ -151,9 +151,9 @@ class Produced(NamedTuple):
 
     @property
     def is_unsure(self) -> bool:
-        """Whether the response leaves open whether the batch was appended, for example after a timeout.
+        """Whether the broker may or may not have appended the batch, for example after a timeout.
 
-        In this case, compare the log end offset of the partition with the offset of the batch to find out.
+        To find out, compare the log end offset of the partition with the offset of the batch.
         """
         return self.error in _UNSURE
 

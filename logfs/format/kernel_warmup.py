@@ -1,4 +1,4 @@
-"""Compiles the kernels, the loops for numba, before their first use. No request then waits for the compiler."""
+"""Compiles the kernels (the loops for numba) before their first use, so that no request waits for the compiler."""
 
 from __future__ import annotations
 

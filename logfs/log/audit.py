@@ -96,7 +96,7 @@ def _index_error(segment: Segment, path: Path, text: str) -> Finding:
 
 @dataclass
 class Account:
-    """What `check_boundaries` needs to know of a segment: its end, and the transactions that cross its boundaries.
+    """Facts about a segment that `check_boundaries` needs: its end, and the transactions that cross its boundaries.
 
     - `gaps`: whether missing offsets are normal in the segment, because its log is compacted.
     - `began`: for each producer id with a transaction open at the segment's end, the base offset of the transaction's
@@ -134,7 +134,7 @@ def audit(
     indexes incomplete) and recovery found no damage in the segment. `live` means that another process writes the log:
     it is then no problem if the last entry of an index is missing or the index ends in preallocated space. Damage
     that lies wholly below `log_start_offset` yields only a note, because its records were deleted anyway. For
-    example, if a crash during retention leaves a segment but not the next, the missing offsets are such damage.
+    example, a crash during retention may leave a segment whose successor is gone: the missing offsets are damage.
 
     `report` is called with the size in bytes of each part that was read: some batches, or a damaged range. Raises
     `OSError`, and `Gone` if files leave the log meanwhile.
@@ -332,9 +332,9 @@ class _IndexAudit:
         self._keep(int(used[-1]) + 1 if len(used) else 0)
 
     def check_order(self) -> Iterator[Finding]:
-        """Yield an error for the first entry that is out of order. Drop this entry and all later entries.
+        """For each field in `rising`, yield an error for the first entry whose value is not above the one before.
 
-        The values of each field in `rising` must rise from entry to entry.
+        This entry and all later entries are dropped.
         """
         for name, least in self.rising:
             back = np.flatnonzero(np.diff(self.entries[name].astype(np.int64), prepend=least) <= 0)
@@ -343,7 +343,7 @@ class _IndexAudit:
                 self._keep(int(back[0]))
 
     def hold_against(self, batches: ScannedBatches, text: TextSize) -> Iterator[Finding]:
-        """Check the entries that point into `batches`.
+        """Check the entries that point into `batches`; yield the first error.
 
         `text` is the size, as text, of the segment's records before `batches`.
         """
@@ -354,7 +354,7 @@ class _IndexAudit:
         self._keep(self._done)
 
     def finish(self, size: int, text: TextSize) -> Iterator[Finding]:
-        """Check the remaining entries, after the last batch.
+        """Check the entries that remain after the last batch; yield the errors.
 
         `size` is the size of the segment in bytes, and `text` the size of all its records as text.
         """
@@ -567,8 +567,8 @@ class _TransactionAudit:
     def look_up(self) -> Iterator[Finding]:
         """Compare the transaction index with the abort markers in the log.
 
-        Adds the aborted transactions that the index lacks to the account, and yields an error for the first wrong
-        entry.
+        Adds the aborted transactions that the index lacks to the account. Yields an error for the first entry that
+        matches no marker, and for the first one with a last stable offset beyond its marker.
         """
         index, account = self._segment.txn_index, self._account
         try:

@@ -85,7 +85,7 @@ class PartitionCopy:
 
     @property
     def missing_bytes(self) -> int:
-        """The bytes of .log files that have not been copied yet."""
+        """The number of bytes of .log files that have not been copied yet."""
         none = _Copied()
         return sum(
             segment.size_bytes - self._copied.get((segment, segment.content), none).size_bytes

@@ -136,11 +136,11 @@ def load(
 ) -> Loaded:
     """Load a partition directory. If it was not closed properly, recover it from the recovery point on.
 
-    Segments without usable indexes are recovered in any case. `start` is what is known of the partition, and at
-    `now_ms` idle producers may expire. `progress` is called while .log files are recovered, each time with the number
-    of bytes read since its last call. `kind` is the class of the segments. Raises `Corrupt` for a malformed leader
-    epoch file, `InvalidName` for a .log file that is not named after an offset, and `OSError` if a file cannot be
-    read or written.
+    Segments without usable indexes are recovered in any case. `start` is what is known of the partition. `now_ms` is
+    the present time, which decides whether idle producers have expired. `progress` is called while .log files are
+    recovered, each time with the number of bytes read since its last call. `kind` is the class of the segments.
+    Raises `Corrupt` for a malformed leader epoch file, `InvalidName` for a .log file that is not named after an
+    offset, and `OSError` if a file cannot be read or written.
     """
     return _LogLoader(disk, directory, config, start, now_ms, progress, kind).run()
 
@@ -278,7 +278,7 @@ class _LogLoader:
         return self._end(segment)
 
     def _drop_orphans(self) -> None:
-        """Remove files that a crash left unfinished, and indexes without a .log."""
+        """Remove index files that have no .log file, and temporary files that a crash left."""
         files = set(self._files())
         for name in files:
             is_orphan = name.endswith(names.SEGMENT_FILES[1:]) and (
@@ -634,6 +634,6 @@ class _LogLoader:
         return segment
 
     def _files(self) -> list[str]:
-        """Return the names of the regular files, sorted."""
+        """Return the names of the regular files in the partition directory, sorted."""
         entries = self.disk.scan(self.directory)
         return sorted(entry.name for entry in entries if entry.is_file)

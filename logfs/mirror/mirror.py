@@ -207,7 +207,7 @@ class Mirror:
         )
 
     def lags(self) -> dict[str, int]:
-        """Return how many offsets each partition is behind its source."""
+        """Return how many offsets each copy is behind its source, by the name of the partition."""
         return {name: each.lag for name, each in self._partitions.copy().items()}
 
     # Methods that copy topics, leaders, settings and committed offsets from the cluster.
@@ -227,9 +227,10 @@ class Mirror:
                 self._cluster.close()
 
     def refresh(self) -> None:
-        """Read the topics, leaders, settings and groups of the cluster, and apply what has changed to the store.
+        """Read the topics, leaders, settings and groups of the cluster, and apply their changes to the store.
 
-        Raises `ClusterError`. An error of one topic or partition does not stop the others; `progress` returns it.
+        Raises `ClusterError`. An error of one topic or partition does not stop the others: it becomes one of the
+        problems that `progress` returns.
         """
         found = [
             each
@@ -279,7 +280,10 @@ class Mirror:
     def _follow_topic(
         self, topic: RemoteTopic, settings: Mapping[str, str] | None
     ) -> Mapping[str, str]:
-        """Apply what has changed in a topic; return the partitions whose copies cannot be opened, with reasons."""
+        """Apply a topic's changes to the store; return the reason for each partition whose copy cannot be opened.
+
+        `settings` is None if the settings of the topic could not be read.
+        """
         store, unopened = self._store, {}
         try:
             self._check_copy(topic)

@@ -132,7 +132,7 @@ class PartitionMirror:
         return not self._agrees and self.partition.epochs.latest != _NO_EPOCH
 
     def wanted(self) -> Wanted:
-        """Return what the next request says: the copy's log end offset and last epoch, and the leader's epoch."""
+        """Return the next request for the partition: the copy's log end and last epoch, and the leader's epoch."""
         partition = self.partition
         return Wanted(
             *self.place,
@@ -160,7 +160,8 @@ class PartitionMirror:
 
         `found` is the leader's answer to the question where the copy's last epoch ends. `ids` maps topics to topic
         ids, which the caller must have requested after it received `found`. `cluster` is asked for the offset range
-        of the source if the copy's last epoch is above all epochs of the leader.
+        of the source if the copy's last epoch is above all epochs of the leader, and for the end of the source if
+        records are dropped although there is a `goal`: the goal is then lowered to this end.
 
         The rules are those of kafka-storage 10.5. If the leader does not know the last epoch of the copy, an earlier
         epoch must be compared next: `must_compare` stays True. Raises `ClusterError`, and `InvalidSetting` if `found`
@@ -300,5 +301,5 @@ def check_copy_of(partition: Log, topic_id: uuid.UUID | None) -> None:
     if None not in (found, topic_id) and found != topic_id:
         raise InvalidSetting(
             f"topic {partition.topic} was deleted and created again in the cluster: the copy of the old topic stays; "
-            "delete it to mirror the new topic"
+            "stop the mirror and delete the copy to mirror the new topic"
         )

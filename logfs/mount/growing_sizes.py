@@ -125,8 +125,9 @@ class GrowingSizes:
     def may_look_up(self, node: GrowingFile, size: int, thread: int) -> bool:
         """Return whether a lookup by `thread` may be answered with `node` and `size` (bytes).
 
-        If the result is True, this method has recorded that the kernel is told this size. If it is False, the caller
-        must make another node for the name.
+        The result is True for a file whose size cannot change. For any other file, True also means that this method
+        has recorded that the kernel is told this size. If the result is False, the caller must make another node for
+        the name.
         """
         if not node.is_growing:
             return True
@@ -144,8 +145,8 @@ class GrowingSizes:
         """Return whether `thread` may open `node`. The result is False if `node` belongs to an open file.
 
         After False, the caller must make the kernel repeat the lookup, which makes a node for this thread alone. The
-        next call for the thread then returns True for any node. Without this rule, a name that the kernel does not
-        look up, such as `/dev/stdin`, could never be opened, because it always leads to the same node.
+        next call for the thread then returns True for any node. This permits the open of a name that the kernel does
+        not look up, such as `/dev/stdin`, and that therefore always leads to the same node.
         """
         if not node.is_growing or not node.handles or thread in self._sent_back:
             self._sent_back.discard(thread)

@@ -193,9 +193,9 @@ def mounted(
 
 
 def statvfs_of(path: Path) -> pyfuse3.StatvfsData:
-    """Return the space and the limits of the filesystem of a path, for `df` of a mount.
+    """Return the `statvfs` of the filesystem of a path, which `df` shows for a mount.
 
-    For a bucket, all counts of space and files are 0, because an object store reports neither a size nor a limit.
+    For a bucket, all counts of blocks and files are 0, because an object store reports neither a size nor a limit.
     """
     # For a bucket, the block size and the longest name are taken from this computer's root filesystem.
     is_bucket = isinstance(path, BucketPath)

@@ -105,10 +105,10 @@ class Operations(Handlers[Node]):
         return found.node if found else None
 
     async def _run(self, work: Callable[..., _T], *arguments: Any) -> _T:
-        """Call `work`, which must change nothing, on this thread. If it must wait, repeat it in a worker thread.
+        """Call `work`, which must change nothing, on this thread. If `work` must wait, repeat it in a worker thread.
 
-        This is architecture.md, rule 8. Until the compiled code is loaded, `work` always runs in a worker thread: if
-        `work` needs this code, it waits until the code is loaded.
+        This is architecture.md, rule 8. Until the compiled loops over batches and keys are loaded, each call runs in
+        a worker thread, because a call that needs the loops waits for them.
         """
         if self.is_cold:
             return await self._look(work, *arguments)
@@ -163,10 +163,10 @@ class Operations(Handlers[Node]):
                 )
 
     async def stop_growth(self) -> None:
-        """Stop telling the kernel larger sizes of growing files that several threads share.
+        """End the notifications that tell the kernel the new sizes of growing files shared by several threads.
 
-        Then wait for the worker threads that tell the kernel such a size, for 20 s at most. Call this before the
-        mount ends: these threads wait in the kernel for readers, and the readers wait for answers of the mount.
+        Waits at most 20 s for the worker threads that are sending one. Call this before the mount ends: these threads
+        wait in the kernel for readers, and the readers wait for answers of the mount.
         """
         await self._sizes.stop()
 
@@ -507,10 +507,10 @@ _READS = frozenset({"lookup", "getattr", "open", "read"})
 
 
 def _check_path(node: Node) -> None:
-    """Raise ESTALE if the partition of a node was deleted.
+    """Raise ESTALE if the partition of a node was deleted, unloaded or taken offline.
 
-    The kernel keeps names for a second. During this second, a name may lead to a partition that was deleted. At
-    ESTALE, the kernel looks up all names of the path again.
+    The kernel keeps names for a second. During this second, a name may lead to such a partition. At ESTALE, the
+    kernel looks up all names of the path again.
     """
     if node.is_deleted:
         raise pyfuse3.FUSEError(errno.ESTALE)

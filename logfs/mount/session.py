@@ -157,10 +157,10 @@ def _mount(
 def check_paths(options: MountOptions) -> Path:
     """Check the mountpoint and the log directories, and return the absolute path of the mountpoint.
 
-    If the mountpoint has a dead mount (one whose daemon has ended), the dead mount is unmounted. Nothing else
-    changes. The directory under a dead mount is checked after the unmount, so the dead mount stays unmounted if this
-    check raises an error. Raises `InvalidStore` if logfs is already mounted there, or if the mountpoint or a
-    log directory is unsuitable, and `OSError` (EBUSY) if a dead mount cannot be unmounted.
+    If the mountpoint has a dead mount (one whose daemon has ended), this function unmounts it, and then checks the
+    directory under it. An error of this last check does not restore the dead mount. Nothing else changes. Raises
+    `InvalidStore` if logfs is already mounted there, or if the mountpoint or a log directory is unsuitable, and
+    `OSError` (EBUSY) if a dead mount cannot be unmounted.
     """
     writable = not options.read_only
     return prepare_mountpoint(
@@ -174,9 +174,8 @@ def check_paths(options: MountOptions) -> Path:
 def source_of(options: MountOptions) -> str:
     """Return the source that the mount table shows: `options.source`, or else the log directories, joined by commas.
 
-    mount(8) compares the source with the lines of fstab, to detect which of them are already mounted. If a line has
-    one path, mount(8) resolves the symlinks in this path; it does not resolve those in a list of paths. This function
-    does the same.
+    mount(8) takes a line of fstab for mounted if the mount table shows the source of the line. It first resolves the
+    symlinks in the line's source if this is one path, but not in a list of paths. This function does the same.
     """
     if options.source is not None:
         return options.source

@@ -1,8 +1,8 @@
-"""The threads that may share an open file, and when each of them has left the kernel's read path.
+"""Finds the threads that may share an open file, and waits until they have left the kernel's read path.
 
-FUSE reports which thread asks for attributes, but not when a read has ended. `/proc` shows the end of a read: the
-kernel never sleeps between taking a page of a file and reading the file's size, so a thread that is not runnable is
-not between these two steps.
+FUSE reports which thread asks for attributes, but not when a read has ended. `/proc` shows whether a thread is
+runnable. In a read, the kernel never sleeps between taking a page of a file and reading the file's size. So a thread
+that is not runnable is not between these two steps.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 `trio.to_thread` starts a thread when a request needs one. While the machine is out of memory or threads, the start
 fails; if the new thread dies before it runs, `threading.Thread.start` waits for it forever and the daemon hangs. In
 this module, a request waits in a queue that running threads empty, so it does not depend on a thread that has yet to
-start. Only calls that may wait for the network depend on new threads: their threads are started when they are needed.
+start. Calls that may wait for the network are the exception: they have threads of their own, started when needed.
 """
 
 from __future__ import annotations

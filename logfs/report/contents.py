@@ -37,10 +37,9 @@ _RARE = 0.01
 class PartitionReport(NamedTuple):
     """What the report says about a partition. Times are in ms since the epoch, -1 if unknown.
 
-    `expired_bytes` is the size of the segments that retention would delete now. `stays` says why the oldest of the
-    other segments is kept now. `oldest_due_ms` is the time from which on this segment can be deleted for its age,
-    None for never or unknown. `retention_ms` is a duration, -1 for no limit. `counts` is None for a log that was not
-    read.
+    `expired_bytes` is the size of the segments that retention would delete now. The next segment is kept: `stays`
+    says why, and `oldest_due_ms` is the time from which on it can be deleted for its age, None for never or unknown.
+    `retention_ms` is a duration, -1 for no limit. `counts` is None for a log that was not read.
     """
 
     name: str
@@ -230,7 +229,7 @@ def _lag(store: Store, name: str, offset: int) -> int | None:
 
 
 def _counts(partition: Log, bucket_ms: int, progress: Progress) -> SegmentStats:
-    """Return the numbers of records, keys and codecs, and of records by time, in the local segments.
+    """Count the records, keys and codecs in the local segments, and the records in each time bucket.
 
     All local segments are read completely. A segment that cannot be read is left out.
     """

@@ -120,7 +120,7 @@ def _plain(value: Any) -> Any:
 
 
 def _with_infinities(value: Any) -> Any:
-    """Return a copy of a value, in which strings take the place of NaN and the infinities."""
+    """Return a copy of a value in which NaN and infinities are "NaN", "Infinity" and "-Infinity"."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, dict):

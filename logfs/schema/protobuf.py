@@ -40,10 +40,12 @@ _LOG_LINE = re.compile(r"WARNING: All log messages|[IWEF][0-9]{4} ")
 def compile_schema(schema: Schema) -> Callable[[bytes], bytes]:
     """Return a function that converts a serialized message of a schema to JSON.
 
-    Its argument is what follows the schema id: the message indexes, and the message. It raises the `DecodeError` of
-    `protobuf` for a message that does not fit its type, `ValueError` or `Corrupt` for malformed message indexes, and
-    `LookupError` if they select no type of the schema. Raises `ValueError` if `protoc` refuses the schema, and
-    `OSError` or `subprocess.SubprocessError` if `protoc` cannot be run or takes too long.
+    Raises `ValueError` if `protoc` refuses the schema, and `OSError` or `subprocess.SubprocessError` if `protoc`
+    cannot be run or takes too long.
+
+    The argument of the returned function is the data after the schema id: the message indexes, and the message. The
+    function raises the `DecodeError` of `protobuf` for a message that does not fit its type, `ValueError` or
+    `Corrupt` for malformed message indexes, and `LookupError` if they select no type of the schema.
     """
     pool = descriptor_pool.DescriptorPool()
     for file in _compile_files(schema).file:
@@ -105,7 +107,7 @@ def _compile_files(schema: Schema) -> descriptor_pb2.FileDescriptorSet:
 
 
 def _write_source(sources: Path, name: str, text: str) -> None:
-    """Write a file that a schema imports below the directory `sources`.
+    """Write a file, which a schema imports, into the directory `sources` or a directory below it.
 
     Raises `ValueError` if no file can have the name, and the `OSError` of any other failure.
     """

@@ -48,8 +48,8 @@ class GroupPosition:
         """Commit those of `offsets` that have changed since the last commit, in one request.
 
         `offsets` are the offsets at which the query continues. `is_last` is true if the query has read everything.
-        Does nothing within 30 seconds after a failed commit. Unless `is_last` is true, also does nothing within a
-        second after a successful commit. A later call then commits the changed offsets. A failure is logged unless
+        Within 30 seconds after a failed commit, `note` does nothing. Within a second after a successful commit, it
+        commits only if `is_last` is true. A later call then commits the changed offsets. A failure is logged unless
         the previous attempt failed for the same reason.
         """
         changed = {

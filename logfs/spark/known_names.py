@@ -81,7 +81,7 @@ def warn_of_ignored(names: Iterable[str], *, used: Collection[str] = ()) -> None
 
 
 def unknown_column(name: str, known: Collection[str], where: str) -> ValueError:
-    """Return the error for an unknown column. `known` are the columns of `where`: "logfs source" or "logfs sink"."""
+    """Return the error for an unknown column of `where`, "logfs source" or "logfs sink"; `known` are its columns."""
     return ValueError(
         f"the {where} has no column {name!r}{did_you_mean(name, known)}; its columns are {', '.join(known)}"
     )

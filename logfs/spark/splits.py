@@ -98,11 +98,12 @@ def inside_log(
 ) -> tuple[int, int]:
     """Return the part of the range [first, end) that is inside the log, and report the other offsets as a loss.
 
-    If no offset is inside the log, the returned range is empty: its start is at or above its end. A loss raises
-    `DataLoss` if `fail` is true, otherwise it is logged as a warning. Offsets below the log start offset, or at or
-    above the log end offset, are a loss. Offsets that compaction has removed are not. `where` is appended to the text
-    of the error or warning: a task passes its host's name and the error that it got when it opened the planned file.
-    Raises `NotStable` for offsets in the log that a reader of committed records must not see yet.
+    Offsets are lost if they are below the log start offset, or at or above the log end offset. Offsets that
+    compaction has removed are not lost. If no offset is inside the log, the returned range is empty: its start is at
+    or above its end. A loss raises `DataLoss` if `fail` is true, otherwise it is logged as a warning. `where` is
+    appended to the text of the error or warning: a task passes its host's name and the error that it got when it
+    opened the planned file. Raises `NotStable` for offsets in the log that a reader of committed records must not see
+    yet.
     """
     start, log_end = reader.log_start_offset, reader.log.state.log_end_offset
     stable = reader.log_end_offset
@@ -201,10 +202,10 @@ def _parts(
 def planned(
     reader: Reader, first: int, end: int, split_bytes: int, records: int | None = None
 ) -> list[SegmentSplit]:
-    """Return the splits of the records [first, end) that the log has, of about `split_bytes` bytes each.
+    """Divide the part of the range [first, end) that is in the log into splits of about `split_bytes` bytes each.
 
-    If `records` is given, a split has at most so many. If a file leaves the log meanwhile, the reader is refreshed.
-    Raises the errors of `Reader.until_settled`.
+    If `records` is given, a split has at most `records` offsets. If a file leaves the log meanwhile, the reader is
+    refreshed. Raises the errors of `Reader.until_settled`.
     """
 
     def plan() -> list[SegmentSplit]:
@@ -329,9 +330,9 @@ def _columns_again(
 def _is_deleted(planned: SegmentDescriptor, gone: Gone) -> bool:
     """Whether the partition of a planned file was deleted, recreated or moved away after the query was planned.
 
-    Raises `NotOnHost` if this machine does not have the planned log directory. If this machine has the log directory,
-    but no directory of the partition, the checkpoint of recovery points decides. A valid checkpoint without the
-    partition shows that the partition was deleted or moved. Otherwise, raises `NotOnHost`.
+    If this machine has the planned log directory, but no directory of the partition, the result is True if the
+    checkpoint of recovery points has no entry for the partition. Raises `NotOnHost` if the checkpoint has an entry or
+    cannot be read, and if this machine does not have the planned log directory.
     """
     directory = as_path(planned.directory)
     log_dir = directory.parent

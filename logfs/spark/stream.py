@@ -110,9 +110,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return look
 
     def _report(self, message: str, **words: str) -> None:
-        """Raise `DataLoss` or, if failOnDataLoss is false, log `message`, unless it was logged before.
+        """Report a loss: raise `DataLoss` or, if failOnDataLoss is false, log `message`. Log each message only once.
 
-        `words` are further arguments for `splits.report_loss`.
+        `words` are further keyword arguments for `splits.report_loss`.
         """
         if message not in self._reported:
             splits.report_loss(message, fail=self.options.fail_on_data_loss, **words)
@@ -198,10 +198,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_json(self._limited(begins, ends, backlog, readers), topic_ids)
 
     def _settled_look(self, known: Offsets) -> TopicSnapshot:
-        """Return a snapshot of the partitions. If some are missing, wait: they may be moving between log directories.
+        """Return a snapshot of the partitions, after a wait of at most one second for missing partitions.
 
-        While a partition is moved, it is missing for a moment. So wait, for at most one second, until all partitions
-        in `known` exist, except those that were missing already in the last call of `_report_gone`.
+        A partition is missing for a moment while it is moved between log directories. The wait ends when all
+        partitions in `known` exist. There is no wait for a partition that the last `_report_gone` found missing.
         """
         look = self._look()
         for _ in range(_LOOKS):
@@ -254,11 +254,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _readable(
         self, look: TopicSnapshot, topic_ids: Mapping[str, str]
     ) -> dict[TopicPartition, Reader]:
-        """Return a reader of each existing partition that can be read now; `topic_ids` are the ids the query knows.
+        """Return a reader of each existing partition that can be read now.
 
-        Two kinds of partitions are left out. The first are recreated partitions while the query's offsets are still
-        those of the deleted partitions (`_remade`). The second are partitions with a new topic id while the topic is
-        being recreated, that is, while other partitions of the topic still have the old id.
+        `topic_ids` has the topic ids in the query's offsets. Two kinds of partitions are left out:
+
+        - a recreated partition, while the query's offsets are still those of the deleted partition (`_remade`);
+        - a partition whose topic id is not that in `topic_ids`, while the topic's partitions have different ids,
+          because the topic is being recreated.
         """
         agreed = look.ids_by_topic()
         return {
@@ -317,6 +319,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         backlog: Offsets,
         readers: Mapping[TopicPartition, Reader],
     ) -> Offsets:
+        """Return the ends of a batch that `maxOffsetsPerTrigger` and `maxBytesPerTrigger` allow, at most `ends`."""
         most = self.options.max_offsets_per_trigger
         if most is not None:
             shares = share(backlog, most)

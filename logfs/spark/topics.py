@@ -75,10 +75,10 @@ def topic_ids_from_json(offsets: Mapping[str, Mapping[str, Any]]) -> dict[str, s
 
 
 def with_former_ids(offsets: OffsetsJson, before: Mapping[str, Any]) -> OffsetsJson:
-    """Return `offsets` with an entry of a former id of each topic that has been recreated.
+    """Return `offsets` with an entry "topic#id" for the former id of each topic that has been recreated.
 
-    It comes before the entry of the present id. If the id has not changed since the earlier offsets `before`, it is
-    the former id in them, if there is one.
+    The entry comes before that of the present id. For example, if the earlier offsets `before` have "t#A", and
+    `offsets` have "t#B", then "t#A" is added. If both have "t#B", a former id in `before` is added.
     """
     present = topic_ids_from_json(offsets)
     former: dict[str, str] = {}
@@ -90,7 +90,7 @@ def with_former_ids(offsets: OffsetsJson, before: Mapping[str, Any]) -> OffsetsJ
 
 
 def recreated_ids(offsets: Mapping[str, Any]) -> dict[str, str]:
-    """Return the present id of each topic with a former id in `offsets`, which `with_former_ids` has added."""
+    """Return the present id of each topic for which `offsets` also have a former id (`with_former_ids`)."""
     named = [name.partition(_ID_MARK)[0] for name in offsets if _ID_MARK in name]
     present = topic_ids_from_json(offsets)
     return {topic: present[topic] for topic in present if named.count(topic) > 1}
@@ -318,8 +318,8 @@ def resolve(
     """Convert the start or the end of a read to an offset for each partition in `readers`.
 
     A timestamp later than all records becomes the log end offset if `latest_if_no_match` is true, else it raises
-    `ValueError`. Also raises `ValueError` if `limit` has offsets or timestamps by partition, but not for exactly the
-    partitions in `readers`.
+    `ValueError`. If `limit` has offsets or timestamps by partition, also raises `ValueError` unless its partitions
+    are exactly those in `readers`.
     """
     if limit.kind is PositionKind.EARLIEST:
         return {name: reader.log_start_offset for name, reader in readers.items()}

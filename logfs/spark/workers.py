@@ -34,7 +34,8 @@ class NotOnHost(LogfsError):
     def because(cls, reason: object, host_name: str | None = None) -> NotOnHost:
         """Return a `NotOnHost` that names a host, by default this host.
 
-        `reason` is the beginning of its text: it names a file, and says what is wrong with the file on that host.
+        `reason` names a file, and says what is wrong with the file on that host. The message is the name of the
+        host, then `reason`, then advice.
         """
         return cls(
             f"host {host_name or host()}: {reason}, unlike on the driver: mount the same files under the same path "
@@ -120,10 +121,9 @@ def hide_broken_pipes(daemon: ModuleType) -> None:
 def freeze_loaded_objects(kind: str) -> None:
     """At the end of a task: exempt all objects that exist in this process from garbage collection.
 
-    The process keeps what the first task of a kind has loaded, so the collector need not scan it again. Spark
-    collects garbage after each task, and a scan of all objects of numba takes longer than reading 100 MB. `kind` is
-    the kind of task, such as "read"; only the first call for a kind has an effect. Outside of a task the function
-    does nothing.
+    `kind` is the kind of task, such as "read"; only the first call for each kind has an effect. Outside of a task the
+    function does nothing. Spark collects garbage after each task, and a scan of all objects of numba takes longer
+    than reading 100 MB. Later tasks need no such scan, because the process keeps the objects of the first one.
     """
     if TaskContext.get() is not None:
         gc.collect()
@@ -148,7 +148,7 @@ def naming_path(path: str | os.PathLike[str]) -> Iterator[None]:
 
 @contextmanager
 def naming_host() -> Iterator[None]:
-    """Add the name of this host to an `OSError` raised in the context, because the path can be missing only here."""
+    """Add the name of this host to an `OSError` raised in the context: other hosts may have different files."""
     try:
         yield
     except OSError as error:

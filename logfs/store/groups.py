@@ -82,9 +82,9 @@ class Groups:
     def committed(self, group: str, name: str) -> OffsetCommit | None:
         """Return the commit of a group for a partition, or None if there is none.
 
-        Raises `InvalidName` and `OSError`. If no commit is found, also raises `PartitionFailed` if a partition of
-        `__consumer_offsets` is offline, and `InvalidStore` if a log directory of the store is missing from the disk,
-        or has a partition of `__consumer_offsets` but was not opened: that partition may have the commit.
+        Raises `InvalidName` and `OSError`. If no commit is found, also raises an error if the commit may be in a
+        partition of `__consumer_offsets` that cannot be read: `PartitionFailed` if such a partition is offline;
+        `InvalidStore` if a log directory of the store has one but was not opened, or is missing from the disk.
         """
         wanted = names.parse_directory(name)
         with self._following():
@@ -126,7 +126,8 @@ class Groups:
         """Return the commit of a group for the partition `wanted`, or None if there is none.
 
         After a change of the number of partitions of `__consumer_offsets`, several of them may have a commit of the
-        group. Then the newest counts; of equally new ones, that in the partition that the group's hash selects now.
+        group. Then the newest commit is returned. If two are equally new, the commit in the partition that the
+        group's hash selects now is returned.
         """
         holders = self._holders(group, wanted)
         if len(holders) > 1:
@@ -213,8 +214,8 @@ class Groups:
     def forget_partition(self, name: str) -> None:
         """Remove the commits of all groups for a partition, durably, as Kafka does for a deleted partition.
 
-        Those in open transactions are removed, too. Commits in a partition of `__consumer_offsets` that is offline
-        stay: `check_open` finds such a partition before a deletion.
+        Commits in open transactions are removed, too. Commits in an offline partition of `__consumer_offsets` are
+        not removed; `check_open` finds such a partition before a deletion.
         """
         wanted = names.parse_directory(name)
         with self._following():
@@ -222,10 +223,11 @@ class Groups:
         self._forget(sorted(groups), name)
 
     def check_open(self) -> None:
-        """Raise an error if some commits are unknown: `InvalidStore` or `PartitionFailed`.
+        """Raise an error if some commits are unknown, because a partition of `__consumer_offsets` cannot be read.
 
-        A partition of `__consumer_offsets` is in a log directory of the store that was not opened, or is offline. A
-        log directory that is missing from the disk is ignored. Raises `OSError` if one cannot be read.
+        Raises `InvalidStore` if such a partition is in a log directory of the store that was not opened, `OSError` if
+        that directory cannot be listed, and `PartitionFailed` if such a partition is offline. A log directory that is
+        missing from the disk is ignored.
         """
         self._topic.check_open(may_be_absent=True)
         # Load the partitions that are not loaded yet.

@@ -65,7 +65,7 @@ class InternalTopic:
 
         If the setting was not changed in this store, and the partitions, offline ones included, are numbered 0, 1, 2,
         … without a gap, then a broker is assumed to have created them, and their number is returned. `broker` has
-        other broker-level settings than those in force.
+        the broker-level settings to use, by default those in force.
         """
         settings = self.registry.settings
         overrides, config = broker or (settings.broker_overrides, settings.broker_config)
@@ -76,7 +76,7 @@ class InternalTopic:
         return int(getattr(config, self.count_setting.replace(".", "_")))
 
     def check_count(self, broker: BrokerSettings) -> None:
-        """Raise `InvalidSetting` if the topic has partitions, and their number would be another with `broker`."""
+        """Raise `InvalidSetting` if the settings `broker` would change `partition_count` of an existing topic."""
         count = self.partition_count()
         if self.partition_count(broker) != count and self.registry.partitions_of(self.topic):
             raise InvalidSetting(
@@ -168,11 +168,11 @@ class Replay:
         self._generation = state.generation
 
     def catch_up(self) -> None:
-        """Apply the new records, or all records again if records that were not applied yet may have been removed.
+        """Apply the records that were appended since the last call or, if that is not enough, all records again.
 
-        All records are also applied again after a truncation, which changes the log's number `generation`. Compaction
-        cleans the segments in order of offsets. So as long as the log still has the segment that was active at the
-        last call, compaction has removed no record that was appended after that call.
+        All records are applied again after a truncation, which changes the log's `generation`. They are also applied
+        again if the segment that was active at the last call has left the log. Compaction cleans the segments in
+        order of offsets. So before that, it has removed no record that was appended after the last call.
         """
         log = self.log
         log.refresh()

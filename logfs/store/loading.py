@@ -180,8 +180,8 @@ class PartitionLoader:
     def find(self) -> None:
         """Find the partitions of the log directories that work, without loading any (kafka-storage 5.1).
 
-        Raises `InvalidStore`, before anything is changed, if a partition is in two of the directories;
-        `_check_unique` has an exception.
+        Raises `InvalidStore`, before anything is changed, if a partition is in two of the directories, unless a
+        process may be moving it (`_check_unique`).
         """
         found: dict[LogDir, move_recovery.FoundDirectories] = {}
         for log_dir in self._registry.working:
@@ -245,7 +245,7 @@ class PartitionLoader:
         self._registry.homes[name.directory] = log_dir
 
     def include(self, name: str) -> None:
-        """Add a partition that the argument `only` has excluded to `unloaded`, so that it can be loaded.
+        """Add to `unloaded` a partition that the argument `only` has excluded, so that it can be loaded.
 
         This changes nothing if the partition is not excluded, is unknown, or is in a leased log directory.
         """

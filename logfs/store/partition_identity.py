@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class PartitionIdentity:
-    """What distinguishes a partition from a later one with the same name, which may have the same topic id.
+    """Distinguishes a partition from a later one with the same name, even if the later one has its topic id.
 
     A partition stays the same when it is moved to another log directory, or deleted and restored.
     """
@@ -35,7 +35,7 @@ class PartitionIdentity:
                 self._inode = log.disk.stat(log.directory).identity
 
     def is_of(self, log: Log) -> bool:
-        """Whether `log` is of the same partition. Costs nothing while the store has the same object for it."""
+        """Whether `log` is a log of the same partition. Reads no file if `log` is the same object as before."""
         before = self._log()
         if before is log:
             return True
@@ -55,7 +55,7 @@ class PartitionIdentity:
 
 
 def last_below(log: Log, offset: int) -> Anchor | None:
-    """Return what identifies the batch before an offset, or the batch that holds it; None if it cannot be read."""
+    """Return the `Anchor` of the batch that holds `offset` - 1, or else of the next; None if it is unreadable."""
     state = log.state
     if not state.log_start_offset < offset <= state.log_end_offset:
         return None
@@ -67,7 +67,7 @@ def last_below(log: Log, offset: int) -> Anchor | None:
 
 
 def _goes_on(before: Log, log: Log) -> bool:
-    """Whether a log has the last batch that another one has, which has left its directory."""
+    """Whether `log` has the last batch of the log `before`, whose directory is no longer at its path."""
     end = before.state.log_end_offset
     last = last_below(before, end)
     return last is not None and last_below(log, end) == last

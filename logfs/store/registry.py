@@ -275,14 +275,14 @@ class PartitionRegistry:
 
     @property
     def words(self) -> str:
-        """The paths of the open log directories as a command names them, for messages."""
+        """The paths of the open log directories, separated by blanks as in a command line, for messages."""
         return " ".join(str(log_dir.path) for log_dir in self.log_dirs)
 
     @property
     def is_whole(self) -> bool:
-        """Whether every log directory of the store is open and was listed, so that an unknown partition was deleted.
+        """Whether every log directory of the store is open and was listed.
 
-        Otherwise an unknown partition may be in a log directory that is not open.
+        If not, a partition that this object does not know may be in a log directory that is not open.
         """
         return not self.missing_log_dirs and all(each.is_known for each in self.log_dirs)
 

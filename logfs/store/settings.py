@@ -241,7 +241,7 @@ class Settings:
         return before if overrides == before else overrides
 
     def check_removable(self, topic: str) -> None:
-        """Raise the errors of `_check_log_dirs` if a topic has overrides, and `remove_topic` would leave a copy."""
+        """Raise the errors of `_check_log_dirs` if `remove_topic` could not remove all copies of the overrides."""
         if self.topic_overrides(topic):
             self._check_log_dirs(_topic_file(topic))
 

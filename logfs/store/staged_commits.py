@@ -108,8 +108,9 @@ class Commits:
         If the writer has made the commit before, the staged files are removed. These errors are raised before the
         commit is decided, and leave everything as it was: `UnknownPartition`, `RecordTooLarge`, `InvalidRecord`,
         `InvalidStore`, `Corrupt`, `PartitionFailed`, `NotWritable`, `OSError`, and `WouldBlock` in a thread that must
-        not wait for the disk. `CommitPending` means that this commit or an earlier one is decided but could not be
-        finished; the error names the cause.
+        not wait for the disk. There is one exception: if the sync of the new commit file fails with an `OSError`, the
+        commit may be decided nevertheless. `CommitPending` means that this commit or an earlier one is decided but
+        could not be finished; the error names the cause.
         """
         self._registry.disk.check_may_block()
         files = list(staged)
@@ -337,12 +338,12 @@ class Commits:
                 self._apply(home, replace(pending, parts=parts), sizes)
 
     def _is_present(self, home: LogDir, part: CommitPart) -> bool:
-        """Whether the partition to which a decided commit appends `part` still exists.
+        """Whether the partition to which a decided commit appends `part` still exists. If not, a warning is logged.
 
-        Returns False also if another program has deleted the partition and created a new one with its name. Unless
-        `part` is done, a partition counts as new if it has none of the staged files, and either its log ends below
-        `part.base_offset`, or that offset is `NO_PLACE`. Raises `CommitPending` if the partition is not loaded, or
-        if its log directory was not opened.
+        Returns False also if another program has deleted the partition and created a new one with its name. If `part`
+        is not done, the partition counts as new if it has none of the part's staged files and its log ends below
+        `part.base_offset`. If this is `NO_PLACE`, only the files count. Raises `CommitPending` if the partition is
+        not loaded, or if its log directory was not opened.
         """
         name = part.partition
         partition = self._registry.find(name)
@@ -371,12 +372,12 @@ class Commits:
     def clear_place(self, name: str) -> None:
         """Remove from the commit file the place where a decided commit's batches begin in the partition `name`.
 
-        Call this before each change of the log that is not an append (a compaction, a truncation or a new log start),
-        and do not change the log if this raises `LogfsError` or `OSError`. The place is an offset and a position
-        (bytes) in the log. The next opening of the store searches for the batches at this position, and regards them
-        as appended if the log start or the cleaner offset is above this offset. After such a change, either could be
-        wrong. When the batches are appended later, they get a new place. Raises `WouldBlock` in a thread that must
-        not wait.
+        The place is an offset and a position (bytes) in the log. The next opening of the store searches for the
+        batches at this position. If the log start or the cleaner offset is above this offset, it regards the batches
+        as appended. A change of the log that is not an append (a compaction, a truncation or a new log start) makes
+        the place invalid. So call this before each such change, and do not change the log if this raises `LogfsError`
+        or `OSError`. When the batches are appended later, they get a new place. Raises `WouldBlock` in a thread that
+        must not wait.
         """
         if name not in self.partitions():
             return
@@ -423,13 +424,17 @@ class Commits:
                 self._write(home, replace(self._known[home], pending=pending))
 
     def reconcile(self, log_dir: LogDir, name: TopicPartition, directory: Path) -> bool:
-        """Bring a partition's log and the commits that are decided but not done into agreement.
+        """Compare a partition's log with the commits that are decided but not done, and make them agree.
 
-        The caller must do this before it loads the partition, whose directory in `log_dir` is `directory`. Each such
-        commit has a part (`CommitPart`) for the partition. If the log has all batches of the part, the part is
-        recorded as done. If a crash has left only some of these batches at the end of the log, they are cut off. If
-        batches of another writer are after the part's place, nothing is cut off, and the part records how many of its
-        own batches the log has. Returns whether files of the partition may have been changed.
+        Returns whether files of the partition may have been changed. The caller must do this before it loads the
+        partition, whose directory in `log_dir` is `directory`. For the part (`CommitPart`) of each such commit for
+        the partition, the cases are:
+
+        - The log has all batches of the part, or had them, because the log start or the cleaner offset is above the
+          part's place: the part is recorded as done.
+        - A crash has left only some of the batches, at the end of the log: they are cut off.
+        - Batches of another writer are after the part's place: nothing is cut off, and the part records how many of
+          its own batches the log has.
 
         No lock is needed: an opening loads the partitions of decided commits before all others, one by one.
         """

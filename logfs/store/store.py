@@ -314,8 +314,8 @@ class Store:
         setting `logfs.mirror.source`, and the topic's id in that cluster. The partition then gets this id, and no
         leader epoch until its first batch is appended.
 
-        Raises the errors of `check_creatable`, `OSError`, such as `LogDirFailed`, `InvalidSetting` if the settings of
-        the topic contradict each other, and the errors of `Commits.forget_partition` and `Groups.forget_partition`.
+        Raises `InvalidSetting` if the settings of the topic contradict each other, `OSError` (`LogDirFailed` is one),
+        and the errors of `check_creatable`, `Commits.forget_partition` and `Groups.forget_partition`.
         """
         self.check_creatable(name, mirror_of=mirror_of)
         parsed = names.parse_directory(name)

@@ -91,8 +91,8 @@ class Topic:
     def delete(self, *, only_empty: bool = False) -> None:
         """Delete all partitions of the topic, its settings, and the offsets that groups committed for it.
 
-        If one of the partitions cannot be deleted, none is. With `only_empty`, all partitions are also checked for
-        records before any is deleted. Raises the errors of `Store.delete`.
+        All partitions are checked before the first is deleted: whether they can be deleted and, with `only_empty`,
+        whether they have no records. Raises the errors of `Store.delete`.
         """
         found = self._store.registry.partitions_of(self.name)
         for partition in self._store.deleter.check_deletable(found):

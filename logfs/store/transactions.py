@@ -173,7 +173,8 @@ class Transactions:
     def _states(self) -> dict[str, TransactionState]:
         """Return the state of each transactional id, by id. The caller must hold `_lock`.
 
-        After a change of the number of partitions, several of them may have a state of an id. The newest is returned.
+        After a change of the number of partitions of `__transaction_state`, several of them may have a state of the
+        same id. Then the newest state is returned.
         """
         known = {replay.log: replay for replay in self._replays}
         self._replays = [known.get(log) or _Replay(log) for log in self._topic.logs()]
@@ -227,10 +228,10 @@ class Transactions:
         return found
 
     def settle(self, log: Partition) -> None:
-        """Abort the transactions in a partition that have ended without it, because it was deleted meanwhile.
+        """Abort, in a restored partition, the transactions that have ended while the partition was deleted.
 
-        `log` is the partition, which has been restored. Its records of these transactions were never committed.
-        Raises the errors of an append.
+        `log` is the restored partition. Its records of these transactions were never committed. In a mirror this does
+        nothing. Raises the errors of an append and of a flush.
         """
         with self._registry.disk.hold(self._lock):
             if log.config.logfs_mirror_source or not log.producers.open_transactions():
@@ -432,7 +433,7 @@ class _Replay(Replay):
 
 
 def _write_marker(log: Partition, producer_id: int, producer_epoch: int, *, commit: bool) -> None:
-    """Append the marker that ends a producer's transaction, with the coordinator epoch of its last one."""
+    """Append the marker that ends a producer's transaction, with the coordinator epoch of its last marker, or 0."""
     coordinator_epoch = max(log.producers[producer_id].coordinator_epoch, 0)
     log.end_transaction(
         producer_id, producer_epoch, commit=commit, coordinator_epoch=coordinator_epoch

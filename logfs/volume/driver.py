@@ -96,8 +96,8 @@ class VolumeDriver:
     def create(self, name: str, given: Mapping[str, str]) -> None:
         """Create a volume unless it exists.
 
-        Raises `InvalidName` for an invalid name, `InvalidSetting` for an invalid option, or if the volume exists with
-        other options, and `OSError`.
+        Raises `InvalidName` for an invalid name; `InvalidSetting` for an invalid option, and for a volume that exists
+        with other options; and `OSError`.
         """
         options = parse_options(name, given, self._logs)
         logdir = Path(options.logdir)
@@ -130,7 +130,8 @@ class VolumeDriver:
 
         Unless the volume is read-only, the directory that it shows is created if it is missing, and gets the owner
         and mode in the options. Raises `UnknownVolume` and `OSError`. Raises `InvalidStore` if the log directory
-        cannot be mounted, or if the directory to show is missing and is not created, as for a read-only volume.
+        cannot be mounted, if a read-only volume shows a missing directory, or if there is no parent directory in
+        which a missing directory can be created.
         """
         with self._lock:
             volume = self._known(name)

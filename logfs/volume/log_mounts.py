@@ -122,10 +122,10 @@ class LogMounts:
 
     @staticmethod
     def _run(words: list[str]) -> bool:
-        """Run a `logfs` command. If it fails, raise `InvalidStore` with the last line of its standard error.
+        """Run a `logfs` command. Return True if, after `logfs umount`, the filesystem is still mounted elsewhere.
 
-        After `logfs umount`, the filesystem may still be mounted elsewhere: for example, a container that is starting
-        has copies of all mounts. This is not a failure: it is logged, and returned as True.
+        This is not a failure, and is logged: for example, a container that is starting has copies of all mounts. If
+        the command fails, raises `InvalidStore` with the last line of its standard error.
         """
         environment = {name: value for name, value in os.environ.items() if name != _MANAGER}
         done = subprocess.run(
@@ -151,7 +151,7 @@ class LogMounts:
 def _wait_until_closed(logdir: Path) -> None:
     """Wait until no process holds the lock of a log directory, for up to `PATIENCE_SECONDS`.
 
-    The wait is in vain if the mount is bound elsewhere, or if another program has opened the log directory.
+    The full time passes if the mount is bound elsewhere, or if another program has opened the log directory.
     """
     until = time.monotonic() + PATIENCE_SECONDS
     with suppress(OSError):

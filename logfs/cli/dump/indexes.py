@@ -26,9 +26,9 @@ Index = TypeVar("Index", bound=SparseIndex)
 def dump_offset_index(name: str, job: DumpJob) -> None:
     """Dump every entry of the .index file `name`, and compare it with the .log file of the same segment.
 
-    With `--index-sanity-check`, only the format of the file is checked, and no entry is dumped. Otherwise an entry
-    whose offset is not the last offset of the batch at its position is a finding. Raises `Corrupt`, `InvalidName`
-    and `OSError`.
+    An entry whose offset is not the last offset of the batch at its position is a finding. With
+    `--verify-index-only`, no entry is dumped. With `--index-sanity-check`, only the format of the file is checked.
+    Raises `Corrupt`, `InvalidName` and `OSError`.
     """
     log = LogFile(_sibling(name, ".log"))
     index = _open(OffsetIndex, name)
@@ -62,9 +62,10 @@ def _batch_at(log: LogFile, position: int, job: DumpJob) -> int:
 def dump_time_index(name: str, job: DumpJob) -> None:
     """Dump every entry of the .timeindex file `name`, and compare it with the .log file of the same segment.
 
-    With `--index-sanity-check`, only the format of the file is checked, and no entry is dumped. Otherwise each entry
-    must have the last offset of a batch and the largest timestamp in that batch, and its timestamp must be greater
-    than that of the entry before. Any other entry is a finding. Raises `Corrupt`, `InvalidName` and `OSError`.
+    Each entry must have the last offset of a batch and the largest timestamp in that batch, and its timestamp must be
+    greater than that of the entry before. Any other entry is a finding. With `--verify-index-only`, no entry is
+    dumped. With `--index-sanity-check`, only the format of the file is checked. Raises `Corrupt`, `InvalidName` and
+    `OSError`.
     """
     log = LogFile(_sibling(name, ".log"))
     offsets = _open(OffsetIndex, _sibling(name, ".index"))

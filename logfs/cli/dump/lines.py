@@ -29,8 +29,8 @@ class Lines:
     """Lines of fields on standard output: as text or, with `json`, as JSON objects.
 
     In the text output a line is written field by field, as in kafka-dump-log. If the next field cannot be read, the
-    fields before it are still printed. A field is int, str, bool, bytes (text in any encoding), None for no value, a
-    list of bytes, or a mapping.
+    fields before it are still printed. The value of a field is an int, str or bool, bytes (text in any encoding), a
+    list of bytes, a mapping, or None for no value.
     """
 
     def __init__(self, *, json: bool) -> None:
@@ -100,7 +100,7 @@ def _words(name: str, value: Any) -> str:
 
 
 def _unicode(value: Any) -> Any:
-    """Return text that UTF-8 cannot encode, such as some paths, as bytes, and any other value unchanged."""
+    """Return a str that UTF-8 cannot encode, such as some paths, as bytes. Return any other value unchanged."""
     if isinstance(value, str):
         try:
             value.encode()

@@ -1,8 +1,8 @@
 """The columns of the rows that `batch_kernels.scan_batches` writes: int64[BATCH_COLUMNS] for each batch.
 
-The first columns describe the batch. The columns from SPAN_START on describe its records, and are called a span:
-where the records start and end in the scanned bytes, how many they are, and the base offset and base timestamp to
-which the deltas in the records are added. `batch_kernels.decode_spans` decodes the records of such spans.
+The columns before SPAN_START describe the batch. The other columns are the span of its records: their start and end
+position in the scanned bytes, their number, and the base offset and base timestamp to add to their deltas.
+`batch_kernels.decode_spans` decodes the records of spans.
 """
 
 from __future__ import annotations

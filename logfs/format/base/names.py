@@ -138,9 +138,8 @@ def check_partition(number: int) -> None:
 def parse_directory(name: str) -> TopicPartition:
     """Return the partition whose directory is called `name`. The name is split at the last dash.
 
-    Raises `InvalidName` unless `name` is what `TopicPartition.directory` returns for the partition. Kafka also
-    accepts `orders-01`, `orders-+1` and digits of other scripts as partition 1. Several directories could then be
-    taken for one partition, so these names are refused here.
+    Raises `InvalidName` for any other name. Unlike in Kafka, the number must be in ASCII digits, without a sign or
+    leading zeros. Otherwise `orders-1`, `orders-01` and `orders-+1` would all be directories of one partition.
     """
     topic, dash, number = name.rpartition("-")
     if not dash:

@@ -355,7 +355,7 @@ class Batch:
         )
 
     def _find(self, offset_delta: int) -> int | None:
-        """Return where in the payload the record with `offset_delta` begins, None if compaction has removed it."""
+        """Return the position in the payload of the record with `offset_delta`; None if compaction has removed it."""
         from logfs.format.batches import columns
 
         header = self.header
@@ -374,9 +374,9 @@ class Batch:
     def first_at(self, timestamp: int, offset: int) -> tuple[int, int] | None:
         """Return (offset, timestamp) of the first record at or after `offset` with a timestamp >= `timestamp`.
 
-        Returns None if the batch has no such record. Timestamps are in ms. If the result is the batch's first record,
-        as far as the header tells, only this record is decoded and checked. All records are decoded if the header
-        tells otherwise, or if the check fails. Raises `Corrupt` if a decoded record is malformed.
+        Returns None if the batch has no such record. Timestamps are in ms. If the header suggests that the batch's
+        first record is the result, this record is decoded alone, and is the result if its timestamp fits. Otherwise
+        all records are decoded. Raises `Corrupt` if a decoded record is malformed.
         """
         from logfs.format.batches import columns
 

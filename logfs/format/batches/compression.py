@@ -196,10 +196,10 @@ def _decompress_streams(
 ) -> None:
     """Decompress the streams in `view`, one after another, into `output`.
 
-    The input is read in steps of `step_bytes`. `read` passes the bytes of a step to a stream, and returns all of
-    their output, or enough to exceed the limit. Steps are small because zstd's decompressor cannot bound its output:
-    it returns all that a step decompresses to. A small step also bounds `unused_data`: if a stream ends inside a
-    step, `unused_data` is a copy of the rest of the step.
+    The input is read in steps of `step_bytes`. `read(stream, step)` returns the whole output of a step, or more bytes
+    than `output` has room for. Small steps bound the memory: zstd's decompressor always returns the whole output of a
+    step, and if a stream ends inside a step, `unused_data` is a copy of the rest of the step. Raises `Corrupt` if a
+    stream is incomplete or raises `error`, or if the output exceeds its limit.
     """
     stream = open_stream()
     position = 0

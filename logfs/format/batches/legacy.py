@@ -271,17 +271,16 @@ def _inner_messages(outer: LegacyMessage, unpacked: bytes) -> Iterator[LegacyMes
 
 
 def _assign_offsets(outer: LegacyMessage, inner: list[LegacyMessage]) -> tuple[LegacyMessage, ...]:
-    """Return a wrapper's messages with their offsets in the log.
+    """Return a wrapper's messages with their offsets in the log and, with LogAppendTime, the wrapper's timestamp.
 
-    With LogAppendTime, the messages also get the wrapper's timestamp.
+    The offset of a wrapper is that of its last message in the log. In magic 1 the stored offsets of the messages are
+    relative: in a wrapper of offset 9, the messages 0, 1 and 2 get the offsets 7, 8 and 9. In magic 0 the stored
+    offsets are those in the log. If the wrapper's offset is 0, no broker has assigned offsets, and the messages keep
+    the stored ones.
 
-    The offset of a wrapper is that of its last message in the log. In magic 1 the messages inside have relative
-    offsets: in a wrapper of offset 9, the messages 0, 1 and 2 get the offsets 7, 8 and 9. In magic 0 they have their
-    offsets in the log. If the wrapper's offset is 0, no broker has assigned offsets, and the messages keep theirs.
-
-    Raises `Corrupt` for a wrapper without messages, and if the offsets in the log do not rise or are negative. Also
-    raises `Corrupt` if the wrapper's offset is not 0 and does not match the stored offset of the last message: in
-    magic 0 the two must be equal, in magic 1 the stored offset must not be the higher one.
+    Raises `Corrupt` for a wrapper without messages, and if the offsets in the log do not rise or are negative. Unless
+    the wrapper's offset is 0, also raises `Corrupt` if the last message has another stored offset than the wrapper
+    (magic 0), or a higher one (magic 1).
     """
     if not inner:
         raise Corrupt(f"message {outer.offset}: a compressed message contains no messages")

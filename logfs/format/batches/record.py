@@ -232,8 +232,8 @@ def find_record(data: bytes | memoryview, count: int, offset_delta: int) -> int 
     """Return the position in `data` of the record with `offset_delta`; None if no record has it.
 
     `data` has the uncompressed records of a batch, `count` is their number. The search ends at the first record whose
-    delta is `offset_delta` or higher. Raises `Corrupt` if the length or a delta of a record up to that one is
-    malformed, or if all records have lower deltas and bytes follow the last record.
+    delta is `offset_delta` or higher. Raises `Corrupt` if the length or a delta of a searched record is malformed, or
+    if the search reaches the end, and bytes follow the last record.
     """
     position = 0
     for _ in range(count):

@@ -135,7 +135,7 @@ def _payload(columns: Columns) -> int:
 
 
 def _bounded(columns: Columns) -> Iterator[tuple[Columns, int]]:
-    """Yield (records, their size in bytes): once, or in several parts if the records are too many for one batch."""
+    """Yield (part, its size in bytes) for parts of the records that each fit in one Arrow batch."""
     size = _payload(columns)
     parts = max(-(-len(columns) // _BATCH_ROWS), -(-size // _BATCH_BYTES), 1)
     rows = max(-(-len(columns) // parts), 1)
@@ -186,9 +186,9 @@ def _repeated(texts: Sequence[bytes], counts: Sequence[int]) -> pa.Array:
 
 
 def _headers(columns: Columns, kind: pa.DataType) -> pa.Array:
-    """Return the headers as an Arrow array with a list of (key, value) for each record; null if it has no headers.
+    """Return an Arrow array with the headers of each record as a list of (key, value).
 
-    Kafka's source also returns null for a record without headers.
+    As in Spark's Kafka source, the list of a record without headers is null.
     """
     from logfs.format.encoding.arrow_layout import gather_headers
 

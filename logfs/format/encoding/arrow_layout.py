@@ -46,7 +46,7 @@ def _gather(
     out: NDArray[np.uint8],
     validity: NDArray[np.uint8],
 ) -> int:
-    """Fill the arrays of a `GatheredField`, whose `data` is `out`. Return the number of nulls (length -1)."""
+    """Copy the values to `out`, and set `offsets` and `validity` for them. Return the number of nulls (length -1)."""
     position = np.int64(0)
     nulls = 0
     offsets[0] = 0

@@ -338,7 +338,7 @@ def sealed(
 def of_transaction(
     data: bytearray | memoryview, producer_id: int, producer_epoch: int, sequence: int
 ) -> bytearray:
-    """Return a copy of the sealed batch `data`, made a part of a producer's transaction, with a new header and CRC.
+    """Return a copy of the sealed batch `data` as a transactional batch of a producer, with a new header and CRC.
 
     `sequence` is the sequence number of the first record. The base offset of the copy is 0.
     """
@@ -433,7 +433,7 @@ def build_marker(
 
 
 def _label_growth(form: BatchFormat) -> int:
-    """Return the length of the label of the timestamp type, less the length of the label `CreateTime`."""
+    """Return how many bytes the timestamp type of `form` adds to an envelope: 3 for LogAppendTime, else 0."""
     return len(form.timestamp_type.label) - len(TimestampType.CREATE_TIME.label)
 
 

@@ -45,8 +45,8 @@ def parse_aborted(data: Buffer) -> list[AbortedTransaction]:
 def parse_entries(data: Buffer) -> list[tuple[int, AbortedTransaction]]:
     """Return the entries of a .txnindex file as (version, entry); an incomplete last entry is ignored.
 
-    The version has two bytes in the file, but Kafka reads only the first of them, so only this byte is returned, as a
-    signed number. It is 0 for a valid entry, and negative for an invalid one. Raises `Corrupt` for a version above 0.
+    `version` is the first of the two bytes of the version, as a signed number: Kafka reads only this byte. It is 0
+    for a valid entry, and negative for an invalid one. Raises `Corrupt` for a version above 0.
     """
     view = memoryview(data)
     found: list[tuple[int, AbortedTransaction]] = []

@@ -63,16 +63,16 @@ class Writer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CommitPart:
-    """The part of a commit that concerns one partition.
+    """The part of a commit that concerns one partition: the staged batches, and their place in the log.
 
-    `partition` is the name of the partition's directory. The part's batches are those of `files`, one file after the
-    other. The first `skip` batches are in the log already: a process appended them before it crashed. They are apart
-    from the remaining batches, because batches of another writer follow them in the log. The remaining batches begin
-    at offset `base_offset`, at byte `position` of the segment whose base offset is `segment`. If `base_offset` is
-    NO_PLACE, the remaining batches have no offsets yet, and are not in the log. If `done` is set, the part needs no
-    more work: its batches are durable, or its partition was deleted. If the topic has LogAppendTime, every batch gets
-    the timestamp `append_time` (ms). `log_dir` is the log directory that the partition was in when the commit was
-    made, or "" if the commit file is in the same log directory.
+    `partition` is the name of the partition's directory. The batches are those of `files`, one file after the other.
+    The first `skip` batches are in the log already: a process appended them before it crashed, and batches of another
+    writer follow them. The remaining batches begin at offset `base_offset`, at byte `position` of the segment whose
+    base offset is `segment`. If `base_offset` is NO_PLACE, they have no offsets yet, and are not in the log. They get
+    the leader epoch `leader_epoch` and, if the topic has LogAppendTime, the timestamp `append_time` (ms).
+
+    If `done` is set, the part needs no more work: its batches are durable, or its partition was deleted. `log_dir` is
+    the log directory that the partition was in when the commit was made, or "" for that of the commit file.
     """
 
     partition: str
@@ -89,7 +89,7 @@ class CommitPart:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A commit that is durably recorded, but some of whose batches may not be in the log yet.
+    """A commit that is durably recorded, but not completed: some of its batches may not be in the log yet.
 
     The next process that opens the log directories for writing completes the commit. `writer` is the name of the
     writer, `sequence` the writer's number for the commit, `time_ms` the time of the commit, in ms since the epoch.
@@ -190,10 +190,10 @@ def typed(made: _Made) -> _Made:
 
 
 def checked(kind: str, value: Any) -> Any:
-    """Return `value` unchanged, after a check of its type.
+    """Return `value` unchanged, after a check of its type if `kind` is "int", "str" or "bool".
 
-    `kind` is the name of a type. A value is checked only if `kind` is "int" (of at most 64 bits), "str" or "bool".
-    Raises `TypeError` if the value is not of this type, and `ValueError` for an integer that does not fit in 64 bits.
+    `kind` is the name of a type; values of other types are not checked. Raises `TypeError` if the value is not of the
+    type `kind`, and `ValueError` for an integer that does not fit in 64 bits.
     """
     if kind == "int":
         # In Python a bool is also an int, but here it is the wrong type.

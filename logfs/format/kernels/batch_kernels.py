@@ -598,9 +598,9 @@ def scan_batches(data: Bytes, first_offset: int, gaps: bool, rows: Int64s) -> tu
       next offset exceeds an int64.
     - Its base offset is not the expected one: `first_offset` for the first batch, then the offset after the batch
       before. With `gaps` the base offset may also be higher.
-    - Its number of records differs from its number of offsets, and bytes follow it that are too few for a header or
-      that begin with a base offset below the batch's next offset. The range of offsets in the batch's header may then
-      include offsets of the next batch; the caller must check this.
+    - Its number of records differs from its number of offsets, and bytes follow that are too few for a header or that
+      have a base offset below the batch's next offset. For example, the batch has 3 records and the offsets 5 to 9,
+      and the next batch begins at 8. The caller must check which offsets belong to the batch.
     """
     count = 0
     position = 0
@@ -666,7 +666,7 @@ _CRC_START = 21
 def check_crcs(data: Bytes, rows: Int64s, most_bytes: int) -> int:
     """Return the number of the first row whose batch has a wrong CRC-32C, or len(rows) if there is none.
 
-    `rows` are those of `scan_batches`. Batches larger than `most_bytes` are not checked: for these the library
+    `rows` are those of `scan_batches`. Batches larger than `most_bytes` are left to the caller: for these the library
     `crc32c`, which uses a special instruction of the processor, is faster in spite of its cost for each call.
     """
     for number in range(len(rows)):

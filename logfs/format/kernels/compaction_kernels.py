@@ -177,10 +177,9 @@ def put_keys(
 ) -> tuple[int, int, np.int64, int]:
     """Store in `slots` the offset of each record that has a key and an offset of at least `first_offset`.
 
-    Records are stored in offset order, so the slot of a key ends with the offset of its newest record. `used` is the
-    number of slots in use; the loop stops before a record that would make this number exceed `limit`. `null_bit` is
-    NULL_BIT to set this bit in the slots of keys whose newest value is null, or 0 to ignore values. `scratch` is
-    working memory.
+    Records are stored in offset order: a later record replaces the earlier ones of its key. `used` is the number of
+    slots in use; the loop stops before a record that would make this number exceed `limit`. `null_bit` is NULL_BIT to
+    set this bit in the slots of keys whose newest value is null, or 0 to ignore values. `scratch` is working memory.
 
     Returns (spans done, slots in use, last offset stored or -1, outcome). The outcome is GOOD if all spans were done.
     Otherwise FULL or a BAD_ code tells why the next span was not done; `slots` may already have some of its records.
@@ -257,9 +256,9 @@ def move_slots(old: UInt64s, slots: UInt64s, used: int) -> int:
     """Put the entries of the table `old` into the table `slots`, where they replace the entries of the same keys.
 
     Both tables must have the same secret. `used` is the number of keys in `slots`. Returns the number of keys that
-    were new to `slots`. Returns -1 if `slots` has no room for all entries; some entries are then moved already. One
-    slot always stays empty, or a search would never end. The loop is fast because both tables are roughly in the
-    order of the hashes: a pass over `old` also visits `slots` in the order of memory.
+    were new to `slots`, or -1 if `slots` has no room for all entries; some entries have then been moved. One slot
+    always stays empty, because the search for a missing key ends there. The loop is fast because both tables are
+    roughly in the order of the hashes: a pass over `old` also visits `slots` in the order of memory.
     """
     added = 0
     room = len(slots) - 1 - used
@@ -419,10 +418,10 @@ def write_batches(
 ) -> tuple[int, int]:
     """Write to `out` the scanned batches that stay, each with those of its records that stay.
 
-    `rows` are rows of `batch_kernels.scan_batches`. actions[n] is what is written of batch n: GONE (nothing), COPIED
-    (the batch unchanged), EMPTIED (its header alone) or FILTERED (its header, and its records i with keep[i] set; i
-    counts the records of all rows). The records of a FILTERED batch must be uncompressed in `data`; kept[n] is the
-    number of those that stay. If with_base[n] is set, a FILTERED batch gets the delete horizon bases[n].
+    `rows` are rows of `batch_kernels.scan_batches`. actions[n] tells what to write for batch n: GONE (nothing),
+    COPIED (the batch unchanged), EMPTIED (its header alone) or FILTERED (its header, and its records i with keep[i]
+    set; i counts the records of all rows). The records of a FILTERED batch must be uncompressed in `data`; kept[n] is
+    the number of those that stay. If with_base[n] is set, a FILTERED batch gets the delete horizon bases[n].
 
     Returns (the number of bytes written, the number of batches with a new header). For the i-th batch with a new
     header, rewritten[i] becomes its (start, end) in `out`; the caller must still set the CRC in that header.

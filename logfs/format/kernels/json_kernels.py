@@ -274,7 +274,7 @@ def _magnitude(value: int) -> np.uint64:
 
 @kernel
 def digits(value: int) -> int:
-    """Return the length of an int64 in decimal, with its sign."""
+    """Return the number of characters of an int64 in decimal, with its sign."""
     size = 2 if value < 0 else 1
     rest = _magnitude(value)
     # Compare with powers of ten: a comparison takes far less time than a division.

@@ -129,7 +129,7 @@ def _unpack(layout: struct.Struct, data: Buffer, what: str) -> tuple[int, int]:
     """Return the first two fields of `data`: the version, and the field after it.
 
     Version 0 has only these fields, and later versions only add fields at the end. Raises `Corrupt` if `data` is too
-    short or the version is negative.
+    short or the version is negative; `what` names the data in the error.
     """
     view = memoryview(data).cast("B")
     if len(view) < layout.size:

@@ -43,7 +43,7 @@ class OffsetKey(NamedTuple):
 
 
 class OffsetCommit(NamedTuple):
-    """The value of an offset commit: what a group committed for a partition. Times are in ms since the epoch.
+    """The value of an offset commit: an offset that a group committed. Times are in ms since the epoch.
 
     `offset` is the next offset to read. `leader_epoch` is -1 if it is unknown, and `expire_timestamp` is -1 if the
     commit does not expire.

@@ -249,7 +249,7 @@ KEYS = {
 
 
 def _new(what: str, fields: Sequence[Field]) -> MessageSchema:
-    """Return the schema of a value whose key has type 3 or more. Its only version is 0, a flexible version."""
+    """Return the schema of a value whose key has type 3 or more. The schema has one version, 0, which is flexible."""
     return MessageSchema(what, fields, newest=0, flexible=0)
 
 

@@ -1,9 +1,9 @@
 """The message types that Kafka defines by schema files, such as the keys and values of internal topics.
 
-A table of `Field`s describes a message. Its bytes are a version (int16) and the fields (kafka-storage 12). Strings
-have an int16 length, bytes and arrays an int32 length; -1 is null. In a flexible version a length is an unsigned
-varint of the length plus one, 0 for null, and each struct ends with tagged fields. The names and the order of the
-fields are Kafka's, so `plain(message.fields)` equals the JSON that Kafka's tools print.
+A table of `Field`s describes a message (kafka-storage 12). The bytes of a message are a version (int16) and the
+fields. Strings have an int16 length, bytes and arrays an int32 length; -1 is null. In a flexible version a length is
+an unsigned varint of the length plus one, 0 for null, and each struct ends with tagged fields. The names and the
+order of the fields are Kafka's, so `plain(message.fields)` equals the JSON that Kafka's tools print.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ class _MessageReader:
         self._position = position
 
     def all(self, fields: Sequence[Field]) -> dict[str, Any]:
-        """Return what `members` returns. Raises `Corrupt` if bytes follow the last field."""
+        """Read and return `fields` as `members` does. Raises `Corrupt` if bytes follow the last field."""
         found = self.members(fields)
         left = len(self._data) - self._position
         if left:

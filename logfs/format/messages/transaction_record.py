@@ -48,7 +48,7 @@ class TransactionStatus(enum.IntEnum):
 
 
 class TransactionState(NamedTuple):
-    """What a record says of a transactional id. Times are in ms since the epoch, -1 for none.
+    """The state of a transactional id, as a record stores it. Times are in ms since the epoch, -1 for none.
 
     `partitions` are the partitions that the transaction writes to; none if its commit or abort is complete.
     """

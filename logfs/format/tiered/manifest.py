@@ -39,9 +39,9 @@ class Slice(NamedTuple):
 class Manifest(NamedTuple):
     """The manifest of one segment. `is_compressed` tells whether the segment's chunks are compressed with zstd.
 
-    `indexes` has the range of each index, by name, in the object with all indexes. `encryption` has what decryption
-    needs, such as the encrypted data key; None if the objects are not encrypted. `segment` is None in manifests of
-    the plugin's first releases.
+    `indexes` has the range of each index, by name, in the object with all indexes. `encryption` has the fields
+    for decryption, such as the encrypted data key; None if the objects are not encrypted. `segment` is Kafka's
+    description of the segment; None in manifests of the plugin's first releases.
     """
 
     chunks: ChunkIndex

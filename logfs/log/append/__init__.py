@@ -13,8 +13,8 @@ A record written to `append` or `append.jsonl` may be refused for these reasons,
 
 1. `partition.writable`: the store is read-only. `Partition.check_appendable`: the topic is a mirror, the partition
    was deleted or closed, or an earlier write or fsync failed.
-2. `line_framer`: a line of `append.jsonl` is not a valid envelope, or a line exceeds `max.message.bytes` or
-   `segment.bytes` before its newline has arrived.
+2. `line_framer`: a line of `append.jsonl` is not a valid envelope, or a line exceeds `LineFramer.limit` before its
+   newline has arrived.
 3. `validator.check_record`: the topic is compacted and the record has no key (a line of `append` never has one), or
    the timestamp of an envelope is out of bounds.
 4. `format/encoding/batch_builder`: a batch with the record exceeds `max.message.bytes` or `segment.bytes`.

@@ -36,7 +36,7 @@ def append_fetched(
     note_gap: Callable[[], object] = lambda: None,
     source: str = "",
 ) -> int:
-    """Append the whole batches in `data` that begin at or above the log end, and return their size in bytes.
+    """Append the whole batches in `data` that this log lacks, and return their size in bytes.
 
     `data` is what Kafka's Fetch returns for an offset. It may begin with batches that this log already has, and end
     with an incomplete batch; these are left out. If offsets are missing before a batch, as after compaction,
@@ -45,8 +45,8 @@ def append_fetched(
     and durable after `flush`. `source` is the expected value of the topic's setting `logfs.mirror.source`: if the
     setting has another value, nothing is appended and `NotWritable` is raised.
 
-    Raises `Corrupt` for bytes that are not a valid batch. If this log has records, also raises `Corrupt` for a batch
-    that begins before the log end and ends after it, because the two logs then differ. Raises `NotWritable`,
+    Raises `Corrupt` for bytes that are not a valid batch. A batch that begins before the log end and ends after it is
+    appended if this log is empty; otherwise the two logs differ, and `Corrupt` is raised. Raises `NotWritable`,
     `PartitionFailed` or `UnknownPartition` if the partition takes no such appends, and the `OSError` of a full disk.
     Batches that were appended before an error stay.
     """

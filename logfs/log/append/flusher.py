@@ -29,7 +29,7 @@ class Flusher:
 
     Records below the recovery point are durable. A thread that needs both `lock` and the partition's own lock takes
     `lock` first. A commit of staged batches, a move to another log directory, closing and truncation hold both locks.
-    Dropping or replacing segments holds `lock` throughout, and the partition's own lock during the change that
+    Code that drops or replaces segments holds `lock` throughout, and the partition's own lock during the change that
     readers see.
     """
 

@@ -330,7 +330,7 @@ class Partition(Log):
             raise NotWritable.of_mirror(self.name.directory, source)
 
     def check_mirror(self, source: str) -> None:
-        """Call `check_changeable`; raise `NotWritable` if the source is not `source`. The caller must hold `lock`."""
+        """Call `check_changeable`; raise `NotWritable` if `logfs.mirror.source` is not `source`. Requires `lock`."""
         self.check_changeable()
         if self.config.logfs_mirror_source != source:
             raise NotWritable(f"{self.name.directory}: logfs.mirror.source is no longer {source!r}")
@@ -399,7 +399,7 @@ class Partition(Log):
     def fail(self, what: str, error: BaseException) -> PartitionFailed:
         """Refuse all further appends (docs/architecture.md, rule 7), and return the error that they will raise.
 
-        Its message has `what` and the cause `error`. After a failure of the log directory, returns that error.
+        The message has `what` and the cause `error`. If the log directory has failed, returns `disk.failure` instead.
         """
         if self.disk.failure is not None:
             self.failure = self.disk.failure
@@ -552,7 +552,7 @@ class Partition(Log):
                 self.publish(log_start_offset=offset, changes_text=True)
 
     def truncate(self, offset: int) -> bool:
-        """Drop every record at or after `offset` (kafka-storage 10.4); return whether anything changed.
+        """Drop every record at or after `offset` (kafka-storage 10.4); return whether `offset` was below the log end.
 
         A batch that straddles `offset` is dropped whole. The log then ends after the last batch that is left, which
         may be below `offset`. The caller must first lower the recovery point in the checkpoint file. Raises the error
@@ -629,7 +629,7 @@ class Partition(Log):
     # Dropping segments (kafka-storage 7).
 
     def drop_oldest(self, count: int) -> Sequence[Segment]:
-        """Drop the `count` oldest segments and return those dropped; their files stay for `file.delete.delay.ms`.
+        """Drop up to `count` of the oldest segments, and return them; their files stay for `file.delete.delay.ms`.
 
         The caller must first make the new log start offset durable. A segment that ends above the log start is kept,
         even if the caller counted it: an append or compaction may have extended the segment since. A log that would
@@ -725,7 +725,7 @@ class Partition(Log):
     def replace(self, old: Sequence[Segment], new: Segment, check: Callable[[], None]) -> None:
         """Replace the adjacent segments `old` by `new`, which compaction has made of them.
 
-        The files of `new` must be durable, and their names must end in `.cleaned`. They get Kafka's renames
+        The files of `new` must be durable, and have names that end in `.cleaned`. The renames are those of Kafka
         (kafka-storage 8.8): after a crash, recovery deletes `new` if a name still ends in `.cleaned`, and otherwise
         finishes the replacement. `check` is called first, under `Flusher.lock`; it must raise an error if the old
         segments have changed since `new` was made. Raises `PartitionFailed` if a rename or a sync fails.

@@ -1,4 +1,4 @@
-"""What an append returns."""
+"""The results of appends."""
 
 from __future__ import annotations
 

@@ -203,7 +203,7 @@ class StagedAppend:
     """
 
     def __init__(self, partition: Partition, part: CommitPart, size: StagedSize) -> None:
-        """Prepare to append `part`, whose place must be the log end; `size` is the total size of its batches."""
+        """Prepare to append `part` at its place, which must be the log end; `size` is the size of its batches."""
         self.partition = partition
         self.part = part
         self._size = size
@@ -231,7 +231,7 @@ class StagedAppend:
             partition.disk.sync_directory(partition.directory)
 
     def _how_many_fit(self, batches: ScannedBatches) -> int:
-        """Return how many of `batches` go into the last segment: all that fit, but at least one into an empty one."""
+        """Return how many of `batches` go into the last segment: all that fit, but at least one if it is empty."""
         run = self._runs[-1]
         if run.start:
             # The segment had batches before: `assign_place` has checked that all batches of the commit fit in it.

@@ -44,7 +44,7 @@ class Partitioner:
         self.left = BATCH_BYTES
 
     def partition(self, key: bytes | None, size: int) -> int:
-        """Return the number of the partition for a record. If `key` is None, count the record's `size` (`note`)."""
+        """Return the number of the partition for a record of `size` bytes. If `key` is None, call `note(size)`."""
         if key is not None:
             return partition_of(key, self.count)
         number = self.current

@@ -127,7 +127,7 @@ class _Round:
     def _read(self, segment: Segment) -> Iterator[ScannedBatches]:
         """Yield all batches of a segment.
 
-        Raises `Corrupt` for damage, `Unsupported` for messages of an old format, and `CleaningAborted` (`_check`).
+        Raises `Corrupt` for damage, `Unsupported` for messages of an old format, and the error of `_check`.
         """
         for found in batch_scanner.scan_segment(segment, 0, segment.base_offset):
             self._check([segment])
@@ -241,8 +241,8 @@ def groups(
 ) -> Iterator[list[Segment]]:
     """Yield groups of adjacent segments. Each group can become one segment within the topic's limits.
 
-    The rules are those of kafka-storage 8.4. `first_uncleanable` is an offset at or after the end of the last of
-    `segments`.
+    The rules are those of kafka-storage 8.4. The last of `segments` counts as if it ended at `first_uncleanable`, an
+    offset at or after its end.
     """
     limits = (config.segment_bytes, config.segment_index_bytes, config.segment_index_bytes)
     ends = [segment.base_offset for segment in segments[1:]] + [first_uncleanable][: len(segments)]

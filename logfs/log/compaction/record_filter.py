@@ -256,7 +256,8 @@ def _packed(
 ) -> bytearray:
     """Return a new batch with the kept records of a compressed batch, compressed at the codec's default level.
 
-    `base` is the delete horizon of the new batch (ms since the epoch), None if the batch has no delete horizon.
+    `kept` is the number of records i with keep[i] set. `base` is the delete horizon of the new batch (ms since the
+    epoch), None if the batch has no delete horizon.
     """
     header = batch.header
     attributes = header.attributes & _KEPT_BITS

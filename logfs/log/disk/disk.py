@@ -164,9 +164,9 @@ def _status(found: os.stat_result) -> Status:
 class Disk:
     """Files and directories below a log directory. The methods raise the `OSError` of the system call.
 
-    Any thread may call any method. `read`, `hold`, `check_may_block` and `check_may_fetch` can raise `WouldBlock` in
-    the thread that called `forbid_blocking`. Within `run_without_network`, `hold` and `check_may_fetch` can raise it.
-    The methods of a `BucketDisk` that need a listing or an object of the bucket can raise it in both cases.
+    Any thread may call any method. In the thread that called `forbid_blocking`, `read`, `hold`, `check_may_block` and
+    `check_may_fetch` can raise `WouldBlock`. Within `run_without_network`, `hold` and `check_may_fetch` can raise it.
+    In both cases, methods of a `BucketDisk` that need a listing or an object of the bucket can raise it, too.
     """
 
     writable = True
@@ -272,8 +272,8 @@ class Disk:
     def open_locked(self, path: Path, lock: Callable[[int], object]) -> File:
         """Open a file for writing, creating it if it is missing, and lock it by `lock`, which gets its descriptor.
 
-        If another process removes or replaces the file before it is locked, the file that is there then is opened and
-        locked instead: a lock on a removed file excludes no process. Raises the errors of `lock`.
+        If another process removes or replaces the file before it is locked, the call begins again with the new file:
+        a lock on a removed file excludes no process. Raises the errors of `lock`.
         """
         while True:
             file = self.open(path, write=True, create=True)
@@ -334,9 +334,9 @@ class Disk:
         return False
 
     def is_cut(self, file: File) -> bool:
-        """Whether `size` leaves out the end of a remote .log file, because the next segment has the same offsets.
+        """Whether the method `size` leaves out the end of a remote .log file: the next segment has the same offsets.
 
-        The bytes from `size` on are not shown to readers. Always False for a local file.
+        The bytes that are left out are not shown to readers. Always False for a local file.
         """
         return False
 

@@ -426,9 +426,9 @@ class LivePartition(Log):
     ) -> None:
         """Make `segments` visible to readers, with the log start of the checkpoint.
 
-        If that log start is below the first offset of `segments` or above their end, the first offset or the end is
-        the log start instead. `changes_text` says that bytes of the text views may differ from before; a change of
-        the log start has the same effect as `changes_text`.
+        The log start is raised to the first offset of `segments` if it is below, and lowered to their end if it is
+        above. `changes_text` says that bytes of the text views may differ from before, as after any change of the log
+        start.
         """
         start = max(self._checkpointed_start, segments[0].base_offset)
         start = min(start, segments[-1].next_offset)

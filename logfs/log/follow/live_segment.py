@@ -306,9 +306,9 @@ class LiveSegment(Segment):
     def _time_before(self, timestamp: int) -> TimeEntry:
         """Return an entry of the time index below `timestamp` whose batch is in the log, or else (-1, base offset).
 
-        An entry with exactly `timestamp` is not returned, because it may be left over from before a truncation. The
-        log may since have got two batches with this timestamp. If the offset of the entry is that of the second, a
-        search that begins at the entry misses the first.
+        An entry with exactly `timestamp` is not returned, because it may be left over from before a truncation. For
+        example, the entry has offset 9, and after the truncation the batches at 7 and 9 both got this timestamp: a
+        search from offset 9 misses the batch at 7.
         """
         index = self.time_index
         number = bisect_left(range(len(index)), timestamp, key=lambda n: index[n].timestamp) - 1
@@ -359,7 +359,7 @@ class LiveSegment(Segment):
         """Return the batch at `position` if it is whole by now, or the damage there; None for a half-written batch.
 
         Bytes that are not a whole batch are damage if a batch follows, because a writer completes a batch before it
-        begins the next. They are read twice, because the first read may have met a half-written batch.
+        begins the next. Such bytes are read twice, because the first read may have met a half-written batch.
         """
         for _ in range(2):
             walked = self._walk_to(position, size, expected)

@@ -7,7 +7,7 @@
   after they have left the log.
 - `text_renderer`: the text of one segment, rendered in blocks.
 - `merge`: the records of several logs as text, in the order of time.
-- `merged_text`: this text as one growing file: `records` of a topic.
+- `merged_text`: the text of several logs as one growing file: `records` of a topic.
 - `key_index`: where the newest record of each key is.
 - `key_tables`: the tables of the key index, in a file and in memory.
 - `recent_keys`: the keys of the newest records.

@@ -52,10 +52,11 @@ class MemoryTable:
         *,
         nulls: bool = True,
     ) -> None:
-        """Add the keys of the records with offsets of at least `first_offset`. Adding a record again changes nothing.
+        """Add the keys of the records with offsets of at least `first_offset`, which must come in offset order.
 
-        `data` and `spans` are those of a `PlainBatches`. With `nulls`, the entry of a key whose newest value is null
-        gets `NULL_BIT`; without, no entry gets it. Raises `Corrupt` for malformed records.
+        A record replaces the entry of its key, so adding the last records again changes nothing. `data` and `spans`
+        are those of a `PlainBatches`. With `nulls`, the entry of a key whose newest value is null gets `NULL_BIT`;
+        without, no new entry gets it. Raises `Corrupt` for malformed records.
         """
         while len(spans):
             done, self.used, _, outcome = compaction_kernels.put_keys(

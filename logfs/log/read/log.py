@@ -105,7 +105,7 @@ class Log(Reader):
         last_timestamp: int | None = None,
         changes_text: bool = False,
     ) -> None:
-        """Publish a new state of the log. Each argument that is None keeps its value from the state before.
+        """Publish a new state of the log. For an argument that is None, the new state has the value of the old one.
 
         The caller must hold `lock`, and must have updated the files, the producers and the transaction indexes. The
         log end offset is the end of the last segment. `changes_text` says that a text view made from now on may have
@@ -203,7 +203,7 @@ class Log(Reader):
 
     @property
     def last_stable_offset(self) -> int:
-        """The first offset of the oldest open transaction, or the log end offset (kafka-storage 9.4).
+        """The first offset of the oldest open transaction, or the log end if none is open (kafka-storage 9.4).
 
         It is at least the log start offset.
         """

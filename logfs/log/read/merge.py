@@ -53,7 +53,7 @@ def rising(chunk: Chunk, reached: int) -> NDArray[np.int64]:
 def merge(streams: Sequence[Iterable[MergedRows]]) -> Iterator[MergedRows]:
     """Yield the records of several logs in the order of (time, number of the log in `streams`, offset).
 
-    The order of each log's records is kept. Only as much of each log is read ahead as the order needs.
+    The order of each log's records is kept. Each log is read ahead only as far as the order requires.
     """
     waiting = [_Waiting(number, iter(stream)) for number, stream in enumerate(streams)]
     while waiting := [each for each in waiting if each.fill()]:

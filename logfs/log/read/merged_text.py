@@ -117,7 +117,7 @@ class MergedText:
 
     @property
     def size(self) -> int:
-        """The current size in bytes. It stays as it is once a truncation has cut off records of the text."""
+        """The current size in bytes. It grows no more once a truncation has cut off records of the text."""
         with self._logs[0].disk.hold(self._lock):
             self._grow()
             return self._size
@@ -143,7 +143,7 @@ class MergedText:
     def _grow(self) -> None:
         """Add one slice to the end of the text: the records that were appended to the logs since the last call.
 
-        Once a truncation has cut off records that are in the text, it grows no more.
+        The text grows no more once a truncation has cut off records of it.
         """
         if any(text.is_behind_truncation for text in self._texts):
             cut = [text.is_cut_below(n) for text, n in zip(self._texts, self._ends, strict=True)]
@@ -220,7 +220,7 @@ class MergedText:
     def _offsets_at(self, part: _Slice, time: int) -> list[int]:
         """Return for each log the offset of its first record with a time >= `time` (ms) within a slice.
 
-        For a log without such a record, this is the end of its part of the slice.
+        For a log without such a record, the offset is the end of the log's part of the slice.
         """
         found = []
         for text, first, end, reached in zip(

@@ -90,10 +90,10 @@ _NOTHING_HIDDEN = HiddenRange(0, 0, 0)
 class CommittedText:
     """A text view like `TextView`, but only of the records that a reader with isolation level read_committed sees.
 
-    It is the text of all records without the hidden bytes, which a list of `HiddenRange`s names. All transactions
-    below the last stable offset have ended, so ranges are only added at the end, and the view only grows, until the
-    log is truncated. For example, in a log of the records a, B (aborted) and c, the text of all records is
-    "a\\nB\\nc\\n", and the hidden range [2, 4) leaves "a\\nc\\n".
+    It is the text of all records without the hidden bytes, which are kept as a list of `HiddenRange`s. All
+    transactions below the last stable offset have ended, so ranges are only added at the end, and the view only
+    grows, until the log is truncated. For example, in a log of the records a, B (aborted) and c, the text of all
+    records is "a\\nB\\nc\\n", and the hidden range [2, 4) leaves "a\\nc\\n".
     """
 
     def __init__(
@@ -147,11 +147,11 @@ class CommittedText:
 
     @property
     def is_behind_truncation(self) -> bool:
-        """Whether the log was truncated since the view was made, or since the last use of `size` or `read`."""
+        """Whether the log was truncated after the view was made and after the last use of `size` or `read`."""
         return self._all.is_behind_truncation
 
     def is_cut_below(self, offset: int) -> bool:
-        """Follow the truncations of the log; return whether one has cut off or hidden records below `offset`."""
+        """Follow the truncations of the log; return whether the view now ends permanently below `offset`."""
         _ = self.size
         return self._end_offset is not None and self._end_offset < offset
 
@@ -194,7 +194,7 @@ class CommittedText:
     def position_of(self, offset: int) -> int:
         """Return the byte position in the view of the first shown record with an offset of at least `offset`.
 
-        If there is none, this is the end of the text. `offset` is at most the last stable offset.
+        Returns the end of the text if there is none. `offset` is at most the last stable offset.
         """
         _ = self.size
         return self._without_hidden(self._all.position_of(offset))
@@ -252,10 +252,10 @@ class CommittedText:
     def _follow_truncation(self, stable: int) -> None:
         """Adapt the view to a truncation of the log, and drop the hidden ranges of the records that were cut off.
 
-        If readers have been told a larger size than the text has after the truncation, the view ends permanently: at
-        the offset of the truncation, or at the offset up to which the hidden ranges were known, if this is lower.
-        `stable` is the last stable offset after the truncation. It may be below the offset of the truncation, because
-        a transaction whose marker was cut off is open again.
+        The view ends permanently if readers have been told a larger size than the text has after the truncation. It
+        then ends at the lower one of two offsets: the offset of the truncation, and the offset up to which the hidden
+        ranges were known. `stable` is the last stable offset after the truncation. It may be below the offset of the
+        truncation, because a transaction whose marker was cut off is open again.
         """
         offset, told = self._searched
 
@@ -292,10 +292,10 @@ class CommittedText:
     ) -> None:
         """Hide the batches of `aborted` transactions with offsets in [start, end): add their hidden ranges.
 
-        `left` has those of `segments` that are no longer in the log. In these, each transactional batch that the log
-        does not have any more is hidden, too: another process may have aborted its transaction and then compacted
-        the log, so that no transaction index lists it. If an error is raised, such as `WouldBlock` for a segment in a
-        bucket, no range is added.
+        `segments` are those of the view from `start` on, and `left` those of them that have left the log. In the
+        latter, a transactional batch that the log no longer has is hidden, too: another process may have aborted the
+        transaction and then compacted the log, so that no transaction index lists the transaction. If an error is
+        raised, such as `WouldBlock` for a segment in a bucket, no range is added.
         """
         ranges = self._hidden_ranges[-1:]
         for segment in segments:
@@ -329,8 +329,7 @@ class CommittedText:
     ) -> None:
         """Add to `ranges` the byte ranges of hidden batches in the text of all records.
 
-        `hidden` has the indexes of these batches in `run`. The range of a batch that has records at or after the
-        offset `end` ends before these records.
+        `hidden` has the indexes of these batches in `run`. Only records below the offset `end` are in the ranges.
         """
         sizes = self._all.renderer.sizes_of(run.text_sizes())
         # Count back from the end of the last batch: the first may begin before the view, and has no position in it.

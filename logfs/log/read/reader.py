@@ -123,9 +123,9 @@ def _records_before(segment: Segment, offset: int) -> int:
 
 @dataclass(slots=True)
 class Traffic:
-    """How much a mount has done with one partition since it was opened: bytes read, failed appends, failed reads.
+    """The counters of one partition for the metrics of a mount: bytes read, failed appends and failed reads.
 
-    The metrics of the mount contain these counters.
+    They begin at 0 when the partition is opened.
     """
 
     bytes_out: int = 0
@@ -267,9 +267,10 @@ class Reader:
             )
 
     def committable(self, offset: int) -> int | None:
-        """Return what a group that has read the records below `offset` can commit; None if the log was cut below it.
+        """Return the offset that a group can commit after it has read the records below `offset`.
 
-        This is the log start offset if it is above `offset`.
+        The result is the greater of `offset` and the log start offset; None if a truncation has cut the log below
+        `offset`.
         """
         state = self.log.state
         return max(offset, state.log_start_offset) if offset <= state.log_end_offset else None
@@ -462,10 +463,11 @@ class Reader:
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     def until_settled(self, look: Callable[[], T]) -> T:
-        """Return `look()`, which looks at the files of the log; repeat it if a file leaves the log meanwhile.
+        """Return `look()`, which looks at the files of the log; repeat the call if a file leaves the log meanwhile.
 
-        The log is refreshed before each repetition. Raises `OSError`, and `Gone` or `FileNotFoundError` after five
-        attempts. Unlike `until_found`, this is for a look at many files, whose directory may be gone for a moment.
+        The log is refreshed before each repetition. Raises `OSError`; `Gone` and `FileNotFoundError` only if the
+        fifth attempt fails, too. Unlike `until_found`, this is for calls that look at many files. If the refresh
+        finds no change, it waits 0.05 s, because the directory may be missing for a moment.
         """
         for _ in range(_SETTLING_TRIES - 1):
             with suppress(FileNotFoundError, Gone):
@@ -479,8 +481,8 @@ class Reader:
         """Return the newest record with `key`; None if there is no such record, or if its value is null.
 
         The first call reads the whole log or, if the key index has a file, the part of the log that the file does not
-        cover. It skips damaged ranges: their records are not found. Raises `Corrupt` if the record was damaged later,
-        `WouldBlock` in a thread that must not wait, and `OSError`.
+        cover. It skips damaged ranges: their records are not found. Raises `Corrupt` if the record was damaged after
+        the index had read it, `WouldBlock` in a thread that must not wait, and `OSError`.
         """
         return self.until_found(self.keys.newest, key)
 
@@ -574,8 +576,8 @@ class Reader:
     ) -> OffsetAndTimestamp | None:
         """Return the result of `offset_for_time` for the log as it was in `state`.
 
-        `shows` takes a batch's header and returns whether readers see the batch; None has the meaning of
-        `shown=False`.
+        `shows` takes a batch's header and returns whether readers see the batch. With `shows`, the search is that of
+        `shown=True`; if `shows` is None, it is that of `shown=False`.
         """
         # Skip records below the log start: they were deleted, even if their files are not removed yet.
         for segment in state.segments_from(state.log_start_offset):
@@ -651,7 +653,7 @@ class Reader:
             return found if found is not None and found.offset < self.state.log_end_offset else None
 
     def _max_timestamp_now(self) -> OffsetAndTimestamp | None:
-        """Return the first record with the greatest timestamp, which may be at or above the log end offset."""
+        """Return the first record with the greatest timestamp, even at or above the log end; None if none exists."""
         state = self.state
         start = state.log_start_offset
         filled = [segment for segment in state.segments_from(start) if segment.size_bytes]

@@ -335,10 +335,10 @@ class TextRenderer:
 
 
 def _begin_of(number: int, index: TextIndex, segment_end: SegmentEnd) -> tuple[int, TextSize, bool]:
-    """Return the position of the text index entry `number`, the size of the text before it, and whether it exists.
+    """Return the position in the .log file and the text size that the text index entry `number` has, and True.
 
-    If there is no such entry before the end of the segment, the first two items are the size of the segment and the
-    size of its whole text.
+    If there is no such entry before the end of the segment, returns the size of the .log file, the size of the whole
+    text, and False.
     """
     if number < len(index):
         _, position, before = index[number]

@@ -219,7 +219,7 @@ class BucketDisk(ReadOnlyDisk):
         self._partitions: dict[str, _Listing[_Partition]] = {}
 
     def check_may_block(self) -> None:
-        """Raise `WouldBlock` if `check_may_fetch` raises it: most long calls of this disk wait for the network."""
+        """Raise `WouldBlock` in a thread that must not wait for the network: most long calls of this disk do so."""
         self.check_may_fetch()
 
     def release(self) -> None:

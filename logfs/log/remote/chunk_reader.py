@@ -260,7 +260,7 @@ class ChunkReader:
         coming.set_result(file)
 
     def _name(self, stored: StoredFile, number: int) -> str:
-        """Return the name of a chunk in the cache, which no other chunk of any bucket has."""
+        """Return the name of a chunk in the cache. No other chunk of any bucket has the same name."""
         part = f"{stored.version} {stored.begin} {number} {stored.chunks[number].size}"
         return f"{self._store.bucket_url}\n{stored.key}\n{part}"
 

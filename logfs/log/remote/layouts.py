@@ -48,7 +48,7 @@ def plain_chunks(chunk_bytes: int, file_bytes: int, longer: int = 0) -> ChunkInd
 
 
 def key_of(segment: RemoteSegment) -> SegmentKey:
-    """Return what identifies a segment in the keys of its objects: its partition, first offset and id."""
+    """Return the partition, first offset and id that identify a segment in the keys of its objects."""
     return SegmentKey(segment.partition, segment.start_offset, segment.segment_id)
 
 

@@ -139,7 +139,7 @@ class ObjectStore:
             raise InvalidStore(f"{self._place}: cannot be used: {_reason(error)}") from None
 
     def _check_directory(self) -> None:
-        """Raise `RemoteStorageError` if the bucket is a local directory that is missing (a disk is not mounted)."""
+        """Raise `RemoteStorageError` if the bucket is a missing local directory, as on a disk that is not mounted."""
         if self._place.scheme == "file" and not Path("/", self._place.key).is_dir():
             raise RemoteStorageError(
                 f"{self._place}: the directory does not exist; mount it, or create it"
@@ -335,7 +335,8 @@ def _environment(*variables: str) -> str:
 def _aws_config() -> dict[str, str]:
     """Return obstore's options for S3 from Amazon's files (the profile `AWS_PROFILE`) and the environment.
 
-    The environment overrides the region and the endpoint; if it has access keys, those in the files are left out.
+    The region and the endpoint in the environment override those in the files. If the environment has access keys,
+    the keys in the files are left out.
     """
     profile = _environment("AWS_PROFILE", "AWS_DEFAULT_PROFILE") or "default"
     config: dict[str, str] = {}

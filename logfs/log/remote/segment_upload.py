@@ -34,10 +34,10 @@ _READ_BYTES = 8 << 20
 
 
 class SegmentContent(NamedTuple):
-    """The segment to be copied: `read(position, size)` returns bytes of its .log file.
+    """The content of a segment that is to be copied.
 
-    `files` maps the suffixes of the segment's other files (".index") to their contents. `first_offset`, `time_offset`
-    and `text` mean the same as in `StoredSegment`.
+    `read(position, size)` returns bytes of the .log file. `files` maps the suffixes of the segment's other files
+    (".index") to their contents. `first_offset`, `time_offset` and `text` are those of the resulting `StoredSegment`.
     """
 
     read: Callable[[int, int], Buffer]

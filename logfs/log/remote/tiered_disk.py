@@ -60,10 +60,11 @@ class TieredDisk(BucketDisk):
     def add(
         self, directory: Path, segment: RemoteSegment, stored: StoredSegment | None
     ) -> BucketSegment:
-        """Add a segment to the directory of its partition, in place of one with the same base offset; return it.
+        """Add a segment to the directory of its partition, and return the `BucketSegment` made for it.
 
-        `stored` says how logfs has stored the segment. None means that another program has copied the segment. The
-        partition is then listed, and `RemoteStorageError` is raised if the listing has no complete copy.
+        The segment replaces one with the same base offset. `stored` says how logfs has stored the segment. None means
+        that another program has copied the segment. The partition is then listed, and `RemoteStorageError` is raised
+        if the listing has no complete copy.
         """
         if stored is not None:
             found = LAYOUTS[stored.layout].of(segment, stored, self.place)
@@ -84,9 +85,9 @@ class TieredDisk(BucketDisk):
         return found
 
     def note_missing(self, directory: Path, first: int, end: int) -> None:
-        """Note that no remote segment is known for the offsets [first, end).
+        """Note that the offsets [first, end) are missing: no remote segment is known for them.
 
-        `open` then raises `RemoteStorageError` for the files of a segment with the base offset `first`.
+        From now on, `open` raises `RemoteStorageError` for a segment file with the base offset `first`.
         """
         self._missing[directory, first] = end
 

@@ -95,8 +95,8 @@ class Walk:
     offset after the last batch, None if it is unknown, as in recovery. All offsets in the file are at least
     `base_offset`, and below `limit_offset` (the base offset of the next segment).
 
-    With `gaps`, offsets may be missing between batches, as compaction leaves them. Otherwise a batch whose offsets
-    fit neither neighbour counts as damaged, because the CRC does not cover its base offset.
+    With `gaps`, offsets may be missing between batches, as compaction leaves them; otherwise missing offsets are
+    damage. A batch whose offsets fit neither neighbour counts as damaged, too, because no CRC covers a base offset.
 
     `fetch_again` is called with the range (start, end) of damaged bytes; if it returns True, the bytes have changed,
     and the walk reads the range again.
@@ -275,11 +275,11 @@ class Walk:
     def _contents(self, position: int, expected: int) -> tuple[int, int, bool]:
         """Return the probable end position of a damaged batch, its last offset, and whether its length is reliable.
 
-        Bytes inside the damaged batch may look like a batch. The caller uses the result to tell them from the later
-        batches of the log. For example, a compressed message of an old format contains messages, and snappy and LZ4
-        leave the bytes of these as they are if they cannot shorten them. If the length of the outer message agrees
-        with the lengths of its fields, the length is right. Otherwise the inner messages are recognised by their
-        offsets, which do not exceed that of the outer message.
+        `expected` is the lowest offset that the batch may have. The caller uses the result to skip bytes inside the
+        damaged batch that look like a batch. For example, a compressed message of an old format contains messages,
+        which snappy and LZ4 store unchanged if they cannot shorten them. If the lengths of the outer message's fields
+        agree with its own length, this length is reliable. Otherwise the caller recognises the inner messages by
+        their offsets, which do not exceed the offset of the outer message.
         """
         head = self._get(position, HEADER_SIZE)
         end = position + _size_at(head)

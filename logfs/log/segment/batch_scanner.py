@@ -566,7 +566,7 @@ def _sums(values: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int6
 def text_size(found: tuple[int, Batch] | Damage) -> TextSize:
     """Return the text size of a batch or of damage: the number of records, and the bytes in each text view.
 
-    `found` is what a walk yields. Damage has no records, and as many bytes in the views as in the file, so that
+    `found` is an item of a walk. Damage has no records, and as many bytes in the views as in the file, so that
     readers can go past the damage. A batch whose records cannot be decoded counts as damage.
     """
     if isinstance(found, Damage):

@@ -24,7 +24,8 @@ def check_files(disk: Disk, directory: Path) -> None:
 
     Raises `InvalidName` for a symlink, a FIFO or a directory, and for a `.log`, `.log.swap` or `.cleaned` file whose
     stem is not an offset. Raises `Corrupt` for a `.log` or `.log.swap` file that is longer than a segment may be, and
-    for a `.log.swap` file that would replace valid records although compaction cannot have written it.
+    for a `.log.swap` file that would replace valid records although compaction cannot have written it. The content
+    and the size of `.log.swap` files that recovery would remove are not checked.
     """
     found: set[str] = set()
     unfinished: list[int] = []

@@ -148,9 +148,9 @@ class SparseIndex(NamedFile):
     def save(self, *, sync: bool) -> None:
         """Replace the file with the collected entries; in a read-only store they stay in memory.
 
-        A killed process leaves the old file or the new one (on a full disk, see `Disk.ensure_file`). With `sync`, a
-        power cut does so, too: use `sync` for a segment that recovery would not check again. The caller must sync the
-        directory.
+        If the process is killed, the file is the old one or the new one (on a full disk, see `Disk.ensure_file`).
+        With `sync`, this also holds after a power cut: use `sync` for a segment that recovery would not check again.
+        The caller must sync the directory.
         """
         if self._disk.writable:
             assert self._file is None, "collect"

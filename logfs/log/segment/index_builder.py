@@ -34,7 +34,7 @@ _INTERVAL_BYTES = 4096
 
 
 def _due(positions: NDArray[np.int64], last_entry: int, interval_bytes: int) -> list[int]:
-    """Return the row numbers of the batches that get an index entry: these are more than `interval_bytes` apart.
+    """Return the row numbers of the batches that get an index entry, each over `interval_bytes` after the last one.
 
     `positions` are the ascending positions of the batches, and `last_entry` is the position of the last entry so far.
     """
@@ -116,7 +116,7 @@ class LookupBuilder:
         last_entry: int = 0,
         max_entry: TimeEntry | None = None,
     ) -> None:
-        """Add an entry about every `interval_bytes` of log after the position `last_entry`.
+        """Prepare to add an entry about every `interval_bytes` of log after the position `last_entry`.
 
         `max_entry` is the time index entry for the greatest timestamp of the batches so far; None if there are none.
         """

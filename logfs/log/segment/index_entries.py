@@ -76,7 +76,7 @@ _MOST_KEPT = 4096
 
 
 class Entries(NamedTuple):
-    """What readers see of an index: `length` entries, with `per_block` of them in each of the `blocks`.
+    """The entries of an index that readers see: `length` entries, `per_block` of them in each of the `blocks`.
 
     Appends extend the last block in place, so it may have more entries than `length` says: readers ignore these.
 
@@ -110,14 +110,14 @@ class EntryCollector:
         self._entry = entry
 
     def add(self, entries: Entries, packed: bytes) -> Entries:
-        """Add packed entries to `entries`, and return what readers see from now on."""
+        """Add packed entries to `entries`, and return the entries that readers see from now on."""
         data = entries.blocks[0]
         assert isinstance(data, bytearray)
         data += packed
         return entries._replace(length=len(data) // self._entry.size)
 
     def keep(self, entries: Entries, length: int) -> Entries:
-        """Drop all but the first `length` entries, and return what readers see from now on."""
+        """Drop all but the first `length` entries, and return the entries that readers see from now on."""
         data = entries.blocks.read(length * self._entry.size)
         return Entries.held(bytearray(data), self._entry)
 
@@ -213,8 +213,8 @@ class IndexWriter(EntryCollector):
     def trim(self, entries: Entries) -> Entries:
         """Cut the preallocated space after `entries` off the file, and drop the mapping of the file into memory.
 
-        Returns the same entries, which readers use from now on. The index may drop them, because it can read them
-        again from the file (`reopens`).
+        Returns `entries` with `reopens` set, for readers to use from now on: the index may drop these entries,
+        because it can read them again from the file.
         """
         self._disk.truncate(self._file, entries.length * self._entry.size)
         self._mapping = None

@@ -92,7 +92,7 @@ class Segment(SegmentFiles):
         return self.writer is not None
 
     def detached(self) -> Segment:
-        """Return a second object for the same files and indexes, whose end and writer change independently."""
+        """Return a second object for the same files and indexes. It has an end and a writer of its own."""
         # Make the index objects before the copy, so that both segments share them.
         _ = self.indexes
         other = copy.copy(self)
@@ -520,7 +520,7 @@ class Segment(SegmentFiles):
         self._await_flush()
 
     def finish(self) -> None:
-        """Write the closing index entries, trim the files, remove the writer. Called at a roll and a clean close."""
+        """Write the closing index entries, trim the files, and remove the writer (kafka-storage 3.5)."""
         segment_end = self.end
         try:
             if self.max_entry.timestamp >= 0:

@@ -93,10 +93,10 @@ class SegmentFiles(NamedFile):
         return self._disk
 
     def identify(self, files: Files) -> None:
-        """Accept only the files with the inode numbers in `files`, by suffix, such as ".log", from now on.
+        """From now on, accept only files with the inode numbers in `files`, which maps suffixes (".log") to them.
 
-        Only `LiveSegment` overrides this method, which does nothing: any other segment accepts each file with the
-        right name.
+        Only `LiveSegment` does this. For any other segment, the method does nothing: the segment accepts each file
+        that has the right name.
         """
 
     def new_indexes(self) -> tuple[OffsetIndex, TimeIndex, TextIndex]:

@@ -159,10 +159,10 @@ class TextIndex(SparseIndex):
         return bisect_right(range(len(self)), position, key=lambda i: self._get(i)[1]) - 1
 
     def last_before(self, position: int, number: int) -> int:
-        """Return the number of the last entry at or before a position of the .log file, if it is near entry `number`.
+        """Return the number of the last entry at or before a position, of the 256 entries from `number` on.
 
-        Only the 256 entries from `number` on are searched. If `position` lies after all of them, the result is the
-        number of the last of them. Entry `number - 1` must lie at or before `position`.
+        If all of these entries lie after `position`, the result is `number - 1`: the caller must know that entry
+        `number - 1` lies at or before `position`, which is a position in the .log file.
         """
         high = min(number + _NEAR, len(self))
         return (

@@ -4,11 +4,11 @@ A broker writes no text index, and a read-only store must not put a text index b
 text index, the whole segment has to be read. The cache holds the entries of each sealed segment, and a checksum of
 them, in the file `$XDG_CACHE_HOME/logfs/text/<key>` (by default below `~/.cache`).
 
-The key is a digest of what distinguishes one state of a .log file from every other: device, inode, length, mtime,
-ctime, base offset, and the header of the first batch. If a .log file is changed, replaced or moved, its key changes,
-so the cached entries of its old state are not used for it. If the cache has more than `LIMIT_BYTES`, the cache files
-that were unused for longest are removed. A failure to read or write the cache is not an error; the segment is read
-again.
+The key is a digest of the values that distinguish one state of a .log file from every other: device, inode, length,
+mtime, ctime, base offset, and the header of the first batch. If a .log file is changed, replaced or moved, its key
+changes, so the cached entries of its old state are not used for it. If the cache has more than `LIMIT_BYTES`, the
+cache files that were unused for longest are removed. A failure to read or write the cache is not an error; the
+segment is read again.
 """
 
 from __future__ import annotations

@@ -86,8 +86,8 @@ class TransactionIndex(NamedFile):
     def supplement(self, aborted: AbortedTransaction) -> None:
         """Add an aborted transaction that was found in the log, if the index lacks it.
 
-        This class does nothing, because its file has all transactions. Only while a broker writes the log, the file
-        may lack some; `LiveSegment` has a subclass for such a log, which adds them.
+        Does nothing in this class, because the file has all transactions. The file may lack some while a broker
+        writes the log. For such a log, `LiveSegment` uses a subclass, whose `supplement` adds them.
         """
 
     def truncate(self, offset: int) -> None:

@@ -75,11 +75,11 @@ class DeletedSegments:
         return any(gone.due_ms <= now_ms for gone in self._dropped)
 
     def remove(self, now_ms: int) -> int:
-        """Unlink the files of segments whose delay has passed; return the number of segments.
+        """Unlink the files of dropped segments whose delay has passed; return the number of segments removed.
 
-        The files of a segment that a reader holds stay until the reader has released it. If they were unlinked, they
-        would have to stay open for the reader: no space would be freed, and a reader that is far behind would need
-        too many descriptors.
+        The files of a segment that a reader holds stay until the reader has released the segment. If they were
+        unlinked, they would have to stay open for the reader: no space would be freed, and a reader that is far
+        behind would need too many descriptors.
         """
         due = [gone for gone in self._dropped if gone.due_ms <= now_ms and not gone.segment()]
         self._unlink(due)

@@ -50,11 +50,12 @@ class AdminFile(FileNode):
 
 
 class AdminHandle(Handle):
-    """An open `admin` file. The data of all writes up to one that ends with a newline are one request.
+    """An open `admin` file, which takes requests by writes and returns their answers by reads.
 
-    This last write starts the request, and returns while the request runs. The answer begins at position 0 of the
-    file: lines of progress, then a line with the result or the error. A read at the end of the present answer returns
-    no bytes; repeat it until the last line is there. A close or a new request cancels the running request.
+    A request may arrive in several writes. The first write that ends with a newline completes and starts the request,
+    and returns while the request runs. The answer begins at position 0 of the file: lines of progress, then a line
+    with the result or the error. A read at the end of the present answer returns no bytes; repeat it until the last
+    line is there. A close or a new request cancels the running request.
     """
 
     direct_io = True

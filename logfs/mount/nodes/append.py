@@ -65,8 +65,9 @@ class LastOffsets:
 class AppendFile(PartitionAccess, FileNode):
     """A file that appends the lines written to it, and reads as empty. `>` and `>>` have the same effect.
 
-    The kernel serialises the writes to one inode. So that writers do not wait for each other, each lookup makes a new
-    node while the file is open. All nodes of the file have the same `file_number`, which is their `st_ino`.
+    While the newest node of the file has open handles, a lookup makes a new node: the kernel serialises the writes to
+    one inode, so writers with the same node would wait for each other. All nodes of the file have the same
+    `file_number`, which is their `st_ino`.
     """
 
     framer = LineFramer
@@ -141,7 +142,7 @@ class EnvelopeAppendFile(AppendFile):
 
 
 class EmptyHandle(Handle):
-    """An open `append` file in a read-only store, which reads as empty. `AppendHandle` inherits from it."""
+    """An open `append` file that reads as empty, as in a read-only store. `AppendHandle` inherits from it."""
 
     direct_io = True
 
@@ -207,6 +208,7 @@ class AppendHandle(EmptyHandle):
         return self._is_sync
 
     def release(self) -> None:
+        """Append the unfinished line. The kernel does not wait for this, so an error is only in `.logfs/errors`."""
         self.file.handles.discard(self)
         done = self._framer.finish()
         if done.refused is not None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class SettingFile(GeneratedFile):
     """The file of one setting of the broker or of a topic.
 
-    A mount may have very many of these files: each partition directory has one for each setting of its topic.
+    The kernel may be asked to forget these nodes: each partition directory has one for each setting of its topic.
     """
 
     is_evictable = True

@@ -62,7 +62,7 @@ class GeneratedFile(FileNode):
     def content(self) -> bytes:
         """Return the content that `hold` has kept, or new content if none is kept.
 
-        No content is kept while no handle is open, and after a write has set a new value.
+        Content is kept while a handle is open, until a write sets a new value.
         """
         content = self._content
         if content is None or not self._handles:
@@ -72,7 +72,7 @@ class GeneratedFile(FileNode):
         return content
 
     def hold(self, handle: GeneratedHandle) -> bytes:
-        """Keep the present content until `handle` is dropped, and return it."""
+        """Add an open handle, and return the content, which is kept until the last handle is dropped."""
         # Add the handle before the content is made. Otherwise a thread that drops the last other handle meanwhile
         # would drop the new content, too.
         self._handles.add(handle)
@@ -132,10 +132,10 @@ class GeneratedFile(FileNode):
 
 
 class GeneratedHandle(Handle):
-    """An open generated file, with direct_io: the kernel uses neither its page cache nor the file size that it knows.
+    """An open generated file, with direct_io: each read goes to the daemon, whatever size the kernel knows.
 
-    Otherwise, the file would read as empty after a shell's `>` truncated it, and two readers that opened the file
-    with different contents would share pages.
+    Without direct_io, the file would read as empty after a shell's `>` truncated it, and two readers that opened the
+    file with different contents would share pages of the kernel's cache.
     """
 
     direct_io = True

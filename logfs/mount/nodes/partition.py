@@ -84,7 +84,7 @@ class PartitionDirectory(PartitionAccess, DirectoryNode):
 
     @property
     def is_deleted(self) -> bool:
-        """Whether this partition was deleted: the store has no partition of this name, or another one."""
+        """Whether the store no longer has this partition: it was deleted, unloaded or taken offline."""
         registry, known = self.context.store.registry, self._partition
         loaded: Log | None
         if isinstance(known, UnloadedPartition):
@@ -162,7 +162,7 @@ class PartitionDirectory(PartitionAccess, DirectoryNode):
         store.delete_records(self.name, int(text))
 
     def _doing(self) -> bytes:
-        """Return lines of text: what the background work (compaction, moves …) does with the partition."""
+        """Return the content of `ctl`: lines about the background work on the partition (compaction, moves …)."""
         store, name = self.context.store, self.name
         lines = ["paused" if self.partition.is_paused else "upkeep"]
         lines += [str(work) for work in list(store.registry.background) if work.name == name]

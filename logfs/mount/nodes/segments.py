@@ -99,7 +99,7 @@ class SegmentFile(GrowingFile):
         raise OSError(errno.ENOENT, f"{self.path}: is no longer open")
 
     def _opened(self) -> Iterator[DiskFile]:
-        """Yield the files that the node's handles have open. After compaction, the path can lead to another file."""
+        """Yield the file that each handle of the node has open; after compaction, another file can be at the path."""
         return (each.file for each in [*self.handles] if isinstance(each, SegmentHandle))
 
     @property

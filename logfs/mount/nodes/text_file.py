@@ -97,7 +97,10 @@ class TextFile(GrowingFile):
         return handle
 
     def release_before(self) -> None:
-        """Let the view release segments that left the log and lie before the last reads of all open handles."""
+        """Tell the view the least position of all open handles.
+
+        The view may then release earlier segments that have left the log.
+        """
         self.view.release_before(
             min(
                 (handle.position for handle in [*self.handles] if isinstance(handle, TextHandle)),

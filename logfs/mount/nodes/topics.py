@@ -160,10 +160,10 @@ class PartitionLink(SymlinkNode):
 
 
 class _TopicAccess(PartitionAccess):
-    """A file or directory of a topic, such as `append`. Each partition directory has a node of the same name.
+    """The base of nodes of a topic, such as `append`, that exist by the same name in each partition directory.
 
-    If these nodes of all partitions have the same mode and owner, this node has them, too. If they differ, only the
-    owner of the first log directory has access to this node.
+    The mode and owner are those of the nodes in the partition directories. If these differ from each other, only the
+    owner of the first log directory has access to the topic's node.
     """
 
     partitions: Sequence[Log]

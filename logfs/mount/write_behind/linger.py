@@ -124,9 +124,9 @@ class Linger:
                     return
 
     async def sync(self) -> None:
-        """Let the kernel send the bytes that it has in its page cache now to this mount, and wait for it.
+        """Make the kernel send to this mount the bytes that the kernel has in its page cache now.
 
-        The bytes are not made durable.
+        `sync` may return before the mount has answered. The bytes are not made durable.
         """
         for inode, rounds in self._active.items():
             if rounds == _FORGOTTEN_AFTER:

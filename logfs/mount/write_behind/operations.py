@@ -168,10 +168,10 @@ class WriteBehindOperations(Handlers[_Node]):
         return ["errors", "status.json"] if node.path == f"/{SELF}" else list(APPEND_FILES)
 
     def _numbered(self, node: _Node) -> _Node:
-        """Return the node with an inode number for the path of `node`, which `_find` has made.
+        """Return the node to give the kernel for the path of `node`, with an inode number. `_find` has made `node`.
 
-        For an `append` file, this is always `node`. For any other path, it is the node that the kernel knows already,
-        or `node` if the kernel knows none.
+        For an `append` file, the result is always `node`. For any other path, it is the node that the kernel knows
+        already, or `node` if the kernel knows none.
         """
         if not isinstance(node, _AppendFile):
             known = self._known.setdefault(node.path, node)

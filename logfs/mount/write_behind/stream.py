@@ -79,8 +79,8 @@ class Stream:
     def write(self, position: int, data: bytes) -> None:
         """Accept `data`, which the kernel writes at `position` in the file.
 
-        A part of `data` before `self.position` repeats bytes that were accepted earlier. It is only compared with
-        those of them that are still in memory; a difference is an error. Errors are saved for `check`, not raised.
+        The bytes of `data` before `self.position` were accepted earlier. They are only compared with the accepted
+        bytes that are still in memory; a difference is an error. Errors are saved for `check`, not raised.
         """
         if position > self.position:
             # If the kernel sends a page again with more bytes, the longer version may arrive before the shorter one.
@@ -236,9 +236,9 @@ class Stream:
 
 
 def _end_of_lines(lines: bytes, start: int) -> int:
-    """Return the end in `lines` of a request that begins at `start` and has as many whole lines as fit into it.
+    """Return the position in `lines` at which a write that begins at `start` must end.
 
-    If not even the first line fits, return the end of this line.
+    The write has as many whole lines as fit into one request. If not even the first line fits, it has this line only.
     """
     if len(lines) - start <= _REQUEST_BYTES:
         return len(lines)

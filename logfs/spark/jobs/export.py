@@ -168,8 +168,8 @@ def _target(folder: Path, temporary: Path, format: str) -> Iterator[Folders | Ic
 def _folder(target: str | os.PathLike[str], mode: str, paths: Paths, format: str) -> Path:
     """Check the mode and the target of an export, and return the target as an absolute path.
 
-    Raises `InvalidSetting` for a wrong mode, for a target that is a URL, a dangling symlink, or inside one of the log
-    directories, and the error of `check_directory` for one of Iceberg tables.
+    Raises `InvalidSetting` for a wrong mode, and for a target that is a URL, a dangling symlink, inside one of the
+    log directories or, if the format is iceberg, a path that pyiceberg cannot use.
     """
     if mode not in MODES:
         raise InvalidSetting(f"mode {mode!r}: give one of {', '.join(MODES)}")
@@ -197,8 +197,8 @@ def _folder(target: str | os.PathLike[str], mode: str, paths: Paths, format: str
 def _check_contents(folder: Path, mode: str, *, incremental: bool, is_early: bool = False) -> None:
     """Raise `FileExistsError` if `mode` does not allow the contents of the target; `_temporary` is always allowed.
 
-    `is_early` is true for a check before `temporary_directory` completes the exports that were killed. The target can
-    then lack files of such an export. So if the target has `_temporary`, the early check raises nothing.
+    `is_early` is true for a check before `temporary_directory` completes the exports that were killed. A killed
+    export may have moved only some of its files. So if the target has `_temporary`, the early check raises nothing.
     """
     held = {path.name for path in folder.iterdir()} if folder.exists() else set()
     if mode != "errorifexists" or not held - {TEMPORARY}:
@@ -229,10 +229,10 @@ def _read_options(
 
 
 class _Plan(NamedTuple):
-    """The ranges of logs that the tasks read, and the offsets at which the next incremental export must begin.
+    """The plan of an export: the ranges of logs that the tasks read, and the offsets of an incremental export.
 
-    `begins` are the offsets at which it must begin if this export does not take place. Both are None if this export
-    is not incremental.
+    `begins` are the offsets at which this export begins, `offsets` those at which the next one begins. Both are None
+    if this export is not incremental.
     """
 
     parts: list[SplitPart]
@@ -277,8 +277,8 @@ def _plan_after(known: OffsetsJson, options: ReadOptions, *, anew: bool) -> _Pla
 class _ExportTask:
     """The function that tasks call for a range of a log: it writes the records to files, and returns the files.
 
-    `topic_ids` are the ids of the topics whose files have the id in their names: those of recreated topics, whose
-    offsets begin again.
+    `topic_ids` has the id of each recreated topic. The offsets of such a topic begin again, so the names of its files
+    contain the id.
     """
 
     directory: str

@@ -118,7 +118,7 @@ def _alone(target: Path, *, incremental: bool) -> Iterator[None]:
 
 
 def _publishing(target: Path) -> AbstractContextManager[bool]:
-    """Return a context in which no other export moves files below the target."""
+    """Return a context that holds `publish.lock`, so that no other export moves files below the target."""
     return _locked(target / TEMPORARY / f"{_PUBLISH}{_LOCK}", wait=True)
 
 
@@ -265,11 +265,11 @@ class Folders:
         """Move the files of the tasks, `written`, to their final paths, all or none, and store `offsets` in a file.
 
         The older files of the partitions `replaced` are removed; if `replaced` is None, all older files stay. If
-        `offsets` is None, no offsets are stored; those of an earlier incremental export then stay if `replaced` is
-        None, and are removed otherwise. If a file cannot be moved, the files moved before are moved back, but the
-        file `_SUCCESS` of an earlier export is not restored. `begins`, the offsets at which the export began, are not
-        needed here. Raises `FileExistsError` if a file other than these older files exists at a final path, and
-        `OSError`.
+        `offsets` is None, none are stored; the offsets that an earlier incremental export stored then stay if
+        `replaced` is None, and are removed otherwise. If a file cannot be moved, the files moved before are moved
+        back, but the file `_SUCCESS` of an earlier export is not restored. `begins` is not used; only
+        `IcebergTables` needs it. Raises `FileExistsError` if there is a file at a final path and it is not one of the
+        removed files, and `OSError`.
         """
         with _publishing(self._target):
             self._publish(written, offsets, replaced)

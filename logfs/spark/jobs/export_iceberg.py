@@ -4,13 +4,13 @@
     target/logfs/orders/data/        the Parquet files of the table `logfs.orders`
     target/logfs/orders/metadata/    its snapshots
 
-A commit changes one table atomically. Its snapshot stores the offsets at which the export ended, so that the next
-export begins there. After a rollback, the snapshot that is then the current one counts. The properties of the table
-store the offsets, too: other programs add snapshots without offsets, and remove the older snapshots.
+A commit changes one table atomically. Its snapshot stores the offsets at which the export ended; the next export
+begins at the offsets of the current snapshot, also after a rollback. The properties of the table store the offsets,
+too: other programs add snapshots without offsets, and remove the older snapshots.
 
-An export commits its tables one by one. So before the first commit, it stores the offsets at which it begins in the
-properties of the namespace, and it removes them after the last commit. They count for the topics whose tables have no
-offsets yet.
+An export commits its tables one by one. Before the first commit, it stores the offsets at which it begins in the
+properties of the namespace. After the last commit, it removes them. If it is killed in between, the next export uses
+them for the topics whose tables have no offsets yet.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _PROPERTIES = {
 def check_directory(directory: Path) -> None:
     """Raise `InvalidSetting` if pyiceberg cannot use the path `directory`.
 
-    It takes paths for URIs, so that it drops what follows "?" or "#", and drops tabs and line breaks.
+    pyiceberg parses a path as a URI: it drops the text after "?" or "#", and drops tabs and line breaks.
     """
     text = str(directory)
     if not (text.isprintable() and set(text).isdisjoint("?#")):
@@ -95,7 +95,8 @@ class IcebergTables:
     def offsets(self, selected: Selection, *, may_be_damaged: bool = False) -> OffsetsJson:
         """Return the offsets at which the last export into each table ended, in the form of a Spark checkpoint.
 
-        If an export was killed between its commits, its other topics have the offsets at which it began.
+        If an export was killed between its commits, a topic whose table has no offsets yet has the offsets at which
+        the export began.
 
         Raises `InvalidSetting` if a table of a `selected` topic has snapshots, but no offsets that belong to its
         current snapshot; if `may_be_damaged` is true, such a table is left out. If a table cannot be read, the error

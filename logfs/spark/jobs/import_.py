@@ -90,7 +90,7 @@ def import_(
     - "parquet": files with the columns of `format("logfs")`. `key` and `value` may name other columns.
     - "json": a JSON object for each record (an envelope), one per line, as in an export.
     - "text": each line is a value. If `key_separator` is given, the text before it is the key, the text after it the
-      value. If `key` is given, the lines are JSON, and this field is the key, a number as it is written.
+      value. If `key` is given, each line is a JSON object; its field with this name is the key, numbers as written.
 
     `topic` takes precedence over the topics in the files. With `repartition`, the partitions in the files are
     ignored. For a row without a partition, the hash of the key selects one; rows without keys are distributed. With

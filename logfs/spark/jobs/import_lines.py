@@ -238,7 +238,7 @@ class EnvelopeFormat(LinesFormat):
 
 
 def _key(line: bytes, value: Any, field: str | None) -> str | bytes | None:
-    """Return the key of a line: `value`, which is that of its field `field`. See `TextFormat._fields`."""
+    """Return the key of a line of JSON, whose field `field` has the value `value`. See `TextFormat._fields`."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, int) and value:

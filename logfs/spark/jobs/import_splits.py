@@ -112,10 +112,10 @@ def from_path(path: str, column: str) -> str | None:
 def in_order(file_ranges: Sequence[FileRange]) -> list[list[FileRange]]:
     """Return the file ranges in groups, in the order of import. The rows of a group must be merged by offset.
 
-    If all file ranges have offsets, and they ascend within each file, as in the files of an export, the file ranges
-    are sorted by topic, partition and offset. File ranges of one partition whose offsets overlap are then one
-    group: an export has a file for each date, and the offsets of two dates may interleave. In all other cases, the
-    order is unchanged, and each file range is a group of its own.
+    If all file ranges have offsets that ascend within each file, as in the files of an export, the file ranges are
+    sorted by topic, partition and offset. File ranges of one partition whose offsets overlap are then one group: an
+    export has a file for each date, and the offsets of two dates may interleave. In all other cases, the order is
+    unchanged, and each file range is a group of its own.
     """
     if not all(file_range.offsets for file_range in file_ranges) or not _ascend(file_ranges):
         return [[file_range] for file_range in file_ranges]
@@ -155,7 +155,7 @@ def _ascend(file_ranges: Sequence[FileRange]) -> bool:
 
 
 class _Head(NamedTuple):
-    """Rows of a file range that are not merged yet, and for each row the greatest offset of all rows up to it."""
+    """Unmerged rows of a file range, and for each row the greatest offset of this row and all rows before it."""
 
     rows: pa.RecordBatch
     offsets: NDArray[np.int64]

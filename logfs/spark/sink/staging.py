@@ -135,9 +135,9 @@ class StagingTask:
     ) -> NDArray[np.int64]:
         """Return the partition number for each row of a topic; `of_topic` are the indexes of these rows.
 
-        The number is taken from the column `partition`. If this is null or missing, the hash of the key selects the
-        partition. Rows without a key are distributed over the partitions. Raises `UnknownPartition` if the topic has
-        no partition, or not the one in the column.
+        The number is taken from the column `partition`. If the column is missing, or null in a row, the hash of the
+        key selects the partition. Rows without a key are distributed over the partitions. Raises `UnknownPartition`
+        if the topic has no partitions, or if it lacks a partition that the column names.
         """
         known = self._partitions.get(topic)
         if not known:

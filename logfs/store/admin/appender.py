@@ -207,10 +207,10 @@ class MountedAppender:
             raise self._reason(error) from None
 
     def _reason(self, error: OSError) -> LogfsError | OSError:
-        """Return an error with the reason that the mount's file `.logfs/errors` gives for `error`, if it gives one.
+        """Return the error to raise in place of `error`, with the reason in the mount's file `.logfs/errors`.
 
-        This is a `LogfsError` if the mount has refused a line. Otherwise it is an `OSError` with the errno of `error`
-        and the path of the append file.
+        The result is a `LogfsError` if the mount has refused a line. Otherwise it is an `OSError` with the errno of
+        `error` and the path of the append file. If the file has no reason, the text of `error` is kept.
         """
         text = error.strerror
         try:

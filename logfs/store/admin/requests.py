@@ -145,7 +145,7 @@ class CreateTopic(Request, operation="create-topic"):
 
 @dataclass(frozen=True)
 class Delete(Request, operation="delete"):
-    """Delete a partition or all partitions of a topic. If one of them cannot be deleted, none is.
+    """Delete a partition or all partitions of a topic. All are checked before the first is deleted.
 
     The answer has the former `directories` of the deleted partitions. Its `until_ms` has, in the same order, the time
     (ms since the epoch) until which each partition can be restored, or null if it cannot be restored. If a store is
@@ -328,9 +328,10 @@ class CommitOffsets(Request, operation="commit_offsets"):
     """Commit offsets of a consumer group for several partitions, all or none.
 
     `offsets` maps the name of a partition, or of a topic for all of its partitions, to a text that `resolve_offset`
-    accepts, such as a number. With `skips_missing`, each name is that of a partition, and partitions that do not
-    exist, or whose logs end below the offset, are skipped; the log start is committed for an offset below it. In the
-    answer, `offsets` has the committed offset of each partition, which is durable.
+    accepts, such as a number. With `skips_missing`, each name must be that of a partition. A partition is then
+    skipped if it does not exist, or if its log ends below the offset. If its log starts above the offset, the log
+    start is committed instead. The commits are durable. The answer's `offsets` has the committed offset of each
+    partition.
     """
 
     group: str

@@ -179,8 +179,8 @@ class LogDir:
     def check_in_place(self) -> None:
         """Take the directory offline if it is no longer at its path, or if its lock file was removed or replaced.
 
-        For example, after an unmount the directory that the mount had covered is at the path. Without this check,
-        writes would go to that directory. The check costs two calls of `stat`.
+        For example, after an unmount of /data, the path /data leads to the directory that was below the mount.
+        Without this check, writes would go to that directory. The check costs two calls of `stat`.
         """
         if self.failure is not None or not isinstance(self._lock, Lock):
             return
@@ -198,9 +198,9 @@ class LogDir:
     def has_changed(self) -> bool:
         """Return whether the directory may have changed since the last read; if so, bring this object up to date.
 
-        This reads the checkpoints, whether the clean-shutdown marker exists, and whether another process holds the
-        lock. The result is False only if the directory's mtime proves that no name in the directory was added,
-        removed or replaced. Only read-only stores call this. Raises `OSError` if the directory cannot be read.
+        The update reads the checkpoints again, and checks if the clean-shutdown marker exists and if another process
+        holds the lock. The result is False only if the directory's mtime proves that no name in it was added, removed
+        or replaced. Only read-only stores call this. Raises `OSError` if the directory cannot be read.
         """
         found, is_settled = self.disk.stat_settled(self.path, follow=True)
         if found.mtime_ns == self._seen:

@@ -91,7 +91,7 @@ def is_dead(path: str | os.PathLike[str]) -> bool:
 
 
 def other_mounts(mount: MountEntry) -> dict[str, list[int]]:
-    """Return where the filesystem of `mount`, which was unmounted, is still mounted.
+    """Return where the filesystem of `mount` is still mounted, after `mount` was unmounted.
 
     Each key is a mountpoint. Its value lists the pids of the processes in other mount namespaces that see the mount,
     and is empty if only this namespace sees it. Processes that this process may not examine are left out.
@@ -108,7 +108,7 @@ def other_mounts(mount: MountEntry) -> dict[str, list[int]]:
 
 
 def is_served(mount: MountEntry) -> bool:
-    """Whether the kernel still has the FUSE connection of `mount`, which was unmounted; False if that is unknown.
+    """Whether the kernel still has the FUSE connection of the unmounted `mount`; False if this is unknown.
 
     The connection lasts while the filesystem is mounted anywhere, in this or another mount namespace.
     """

@@ -1,8 +1,9 @@
 """Deletes partitions as Kafka does, and restores deleted partitions while their files still exist.
 
-A deletion renames the directory of a partition to a name that ends in `-delete`. The files in the directory are
-removed after `file.delete.delay.ms`. Until then the file `deletion.json` in the directory keeps what the store
-removes at once: the log start, the cleaner offset, the settings of the topic, and the committed offsets of groups.
+A deletion renames the directory of a partition to a name that ends in `-delete`. `Upkeep` removes the directory after
+`file.delete.delay.ms`; after a crash, `PartitionLoader` reads when it is due. Until then the file `deletion.json` in
+the directory keeps what the store removes at once: the log start, the cleaner offset, the settings of the topic, and
+the committed offsets of groups.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ class Deleter(Maintenance):
         self._left: WeakValueDictionary[Path, Partition] = WeakValueDictionary()
 
     def check_deletable(self, wanted: Sequence[str]) -> list[Partition]:
-        """Return partitions of one topic if all can be deleted. Raises the errors of `Store.delete`."""
+        """Return the partitions named in `wanted`, if all can be deleted. Raises the errors of `Store.delete`."""
         partitions = [self._registry.writable(name) for name in wanted]
         for topic in {partition.topic for partition in partitions}:
             if topic != GROUPS_TOPIC:
@@ -180,10 +181,11 @@ class Deleter(Maintenance):
         return kept.due_ms if can_return else None
 
     def _rename(self, partition: Partition, home: LogDir, doomed: Path, *, is_closed: bool) -> None:
-        """Rename the directory of a partition that `Partition.close` has ended; `is_closed` is the result of that.
+        """Rename the directory of a partition to `doomed`. `is_closed` is the result of `Partition.close`.
 
-        If the rename fails, the next use of the partition loads it again. If it was not closed cleanly, it takes no
-        appends until the store is opened again, but it can be deleted. The caller must hold the registry's lock.
+        If the rename fails, the error is raised, and the next use of the partition loads it again. But if `is_closed`
+        is false, the partition takes no appends until the store is opened again; it can be deleted. The caller must
+        hold the registry's lock.
         """
         name, directory = partition.name, partition.directory
         try:
@@ -396,10 +398,10 @@ class Deleter(Maintenance):
         return found
 
     def _of(self, name: str, found: list[_Found], *, there: bool = False) -> list[_Found]:
-        """Return those of `found` that belong to the partition or topic `name`.
+        """Return the deleted partitions in `found` that belong to the partition or topic `name`.
 
-        If the topic exists now, and some of these deleted partitions have its topic id, only those are returned. A
-        deleted partition is also left out if a partition with its name exists now, unless `there` is true.
+        If some of them have the id that the topic has now, only these are returned. A deleted partition is left out
+        if a partition with its name exists now, unless `there` is true.
         """
         chosen = []
         for each in found:

@@ -139,7 +139,7 @@ def _finish_or_undo(
 
 
 def _is_noted(log_dir: LogDir, copy: Path, named: Path) -> bool:
-    """Whether `copy` is a complete copy of a partition, made by the move whose UUID is in the name of `named`."""
+    """Whether `copy` is the complete copy that a move has made; the directory `named` has the move's UUID."""
     try:
         note = log_dir.disk.read_file(copy / MOVED)
     except FileNotFoundError:

@@ -3,9 +3,9 @@
 The copy of a segment has three steps: write a durable metadata record that the copy has started, store its objects
 and read them back, and write a durable record that the copy is finished. `expire` deletes interrupted copies.
 Before a remote segment is deleted, a durable record of the deletion is written. Its objects are deleted after
-`file.delete.delay.ms`. Objects that a reader uses are kept longer, unless the whole partition was deleted. Only the
-owner of the bucket (`logfs.store.tiering.bucket_owner`) stores and deletes objects. Retention (`Retainer`) deletes
-the local segments that were copied.
+`file.delete.delay.ms`, those of an interrupted copy at once. Objects that a reader uses are kept longer, unless the
+whole partition was deleted. Only the owner of the bucket (`logfs.store.tiering.bucket_owner`) stores and deletes
+objects. Retention (`Retainer`) deletes the local segments that were copied.
 """
 
 from __future__ import annotations
@@ -273,10 +273,11 @@ class RemoteLogManager(Maintenance):
             metadata.end_deletion(remote)
 
     def _is_only_copy(self, partition: Partition | None, begun: RemoteSegment) -> bool:
-        """Whether a remote segment whose copy is not recorded as finished has the only copy of its records.
+        """Whether a remote segment has the only copy of its records, although its copy is not recorded as finished.
 
         A local segment is dropped only after its copy is finished. So if the records are no longer in a local
-        segment, the copy was finished, and damage in the metadata topic has destroyed the record that says so.
+        segment, the copy was finished, but damage in the metadata topic has destroyed the record of this. In this
+        case an error is logged.
         """
         if partition is None or begun.end_offset < partition.log_start_offset:
             return False

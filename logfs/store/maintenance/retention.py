@@ -169,7 +169,8 @@ def _beyond_limits(
 def _newest_timestamp(segment: Segment, *, whole: bool) -> int:
     """Return the greatest timestamp of a record (ms); the .log file's modification time if no record has one.
 
-    With `whole` all batches are read. Otherwise only the last batches and the time index (`largest_timestamp`) are.
+    With `whole`, all batches are read, otherwise only the last batches and the time index (`largest_timestamp`). For
+    a damaged range, the .log file's modification time counts.
     """
     if segment.is_tiered:
         # This timestamp comes from the metadata topic, which is trusted. Reading the segment would cost requests.

@@ -216,11 +216,11 @@ class Upkeep(Maintenance):
             logger.info("%s: removed", path)
 
     def _forget_remote(self, disk: Disk, path: Path) -> bool:
-        """Record that the remote segments of the partition in a `-delete` directory are to be deleted.
+        """Record that the remote segments of the partition in a `-delete` directory are to be deleted; return True.
 
-        Nothing is recorded if the partition exists, or is in another `-delete` directory, too, as if it was created
-        and deleted again: the last of these directories decides. Returns False if the partition may exist in a log
-        directory that is not open; its `-delete` directory must then stay.
+        Nothing is recorded if another directory of the partition has the same topic id: the partition exists again,
+        or it is in another `-delete` directory. The last of these directories decides. Returns False, and records
+        nothing, if the partition may exist in a log directory that is not open; the directory `path` must then stay.
         """
         registry, name = self._registry, names.classify_directory(path.name)[1]
         topic_id = read_topic_id(disk, path)

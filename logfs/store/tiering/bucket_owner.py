@@ -78,7 +78,7 @@ class BucketOwner:
             self.is_claimed, self.refusal = True, ""
 
     def look(self) -> str:
-        """Return why this store must not change the bucket; "" if it is the owner, or if the bucket has no owner."""
+        """Return why this store must not change the bucket; "" if it is the owner, or if no owner is known."""
         return self._why_not(self._members())
 
     def is_copy(self) -> bool:
@@ -126,7 +126,7 @@ class BucketOwner:
         return {log_dir: mark for log_dir, mark in marks.items() if mark is not None}
 
     def _members(self) -> dict[str, Any] | None:
-        """Return the entries in the object `logfs.owner`, by log directory id; None if the bucket has no owner."""
+        """Return the entries in the object `logfs.owner` by log directory id; None if missing or inaccessible."""
         from logfs.log.remote.object_store import AccessDenied
 
         disk = self._disk()
@@ -148,12 +148,12 @@ class BucketOwner:
     def _put(self, members: Mapping[str, Any] | None) -> bool:
         """Give each log directory of this store a new token, and write `members` with these tokens to the bucket.
 
-        A log directory gets the new token before the bucket does, and keeps the previous one: after a crash, the
-        bucket has one of the two.
+        Returns True if the object `logfs.owner` was written. A log directory gets the new token before the bucket
+        does, and keeps the previous one: after a crash, the bucket has one of the two.
 
-        If `members` is None, the object `logfs.owner` is missing or cannot be read. In this case a log directory that
-        has a token, and is not a copy, keeps its token. If the object turns out to exist, it is not replaced, and
-        False is returned. Otherwise True is returned.
+        If `members` is None, the object is missing or cannot be read. In this case a log directory that has a token,
+        and is not a copy, keeps its token. If the object turns out to exist, it is not replaced, and False is
+        returned.
         """
         disk, marks = self._disk(), self._marks()
         listed = dict(members or {})
