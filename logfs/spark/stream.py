@@ -163,9 +163,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the offsets at which the next micro-batch ends. It begins at the offsets `start`.
 
         If there is nothing to read, or too little for minOffsetsPerTrigger, the micro-batch is empty. The limits in
-        the options do not apply if `start` is None or `limit` is `ReadAllAvailable`. Spark calls this at every
-        trigger, so a loss is noticed even if there are no new records. Raises `DataLoss` for a loss if failOnDataLoss
-        is true, `ValueError` if the options name a topic or partition that does not exist, and other kinds of
+        the options do not apply if `start` is None or `limit` is `ReadAllAvailable`. The call also looks for lost
+        records, at every trigger, even if there are no new records. Raises `DataLoss` for a loss if failOnDataLoss is
+        true, `ValueError` if the options name a topic or partition that does not exist, and other kinds of
         `LogfsError` or `OSError` if the log directories cannot be read.
         """
         known = {} if start is None else start

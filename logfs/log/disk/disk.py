@@ -198,7 +198,7 @@ class Disk:
         self._set_loop_thread(-1)
 
     def share_blocking(self, other: Disk) -> None:
-        """Make reads of the disk `other` raise `WouldBlock` in the same thread as reads of this disk.
+        """Forbid blocking reads of the disk `other` in the thread in which they are forbidden for this disk.
 
         The present state of this disk applies to `other` at once, and so does each later call of `forbid_blocking`
         or `allow_blocking` on this disk.

@@ -234,7 +234,7 @@ class MergedText:
         return found
 
     def _rows(self, part: _Slice, time: int) -> Iterator[MergedRows]:
-        """Yield a slice's rows with a time >= `time` (ms), merged."""
+        """Yield the rows of a slice of all logs that have a time >= `time` (ms), in the order of the text."""
         offsets = self._offsets_at(part, time)
         return merge([self._stream(number, first, part) for number, first in enumerate(offsets)])
 

@@ -266,8 +266,8 @@ class TieredLogs:
     def forget_from(self, partition: Log, offset: int) -> None:
         """Record that the remote segments with records at or above `offset` are to be deleted.
 
-        This must be called before the log is truncated at `offset`, also if tiering is switched off: it may be
-        switched on again before its remote segments are deleted.
+        This must be called before the log is truncated at `offset`, even if tiering is switched off: if tiering is
+        switched on again while the remote segments still exist, the truncated records would be in the log again.
         """
         # If the metadata topic has no partition, there are no remote segments.
         if partition.topic == TOPIC or not self._registry.partitions_of(TOPIC):
