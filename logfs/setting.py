@@ -114,7 +114,7 @@ class Setting:
 
     `default` is the default value as text, or None if the setting has no default. `valid` limits the values; None
     allows all values of the type. `synonyms` are the broker-level names of a topic-level setting, in order of
-    priority: the first one that is set is used.
+    priority: the first one that is set is used. `doc` says in one sentence what the setting does.
     """
 
     name: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import re
 import signal
 from collections import Counter
 from itertools import chain
@@ -126,11 +127,12 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """After failures, print the seed that draws the same cases."""
+    """After failures, print the seeds that draw the same cases."""
     if terminalreporter.stats.get("failed"):
-        terminalreporter.write_line(
-            f"{examples.SEED}={examples.seed_of()} repeats the random cases"
-        )
+        seeds = {examples.SEED: str(examples.seed_of())}
+        seeds |= {name: os.environ[name] for name in os.environ if re.match("LOGFS_.*_SEED$", name)}
+        words = " ".join(f"{name}={seed}" for name, seed in seeds.items())
+        terminalreporter.write_line(f"{words} repeats the random cases")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

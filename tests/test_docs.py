@@ -288,8 +288,7 @@ def test_every_module_is_on_a_map() -> None:
     architecture = (ROOT / "docs/architecture.md").read_text()
     helpers = [
         path
-        for folder in ("support", "kafka", "spark", "system")
-        for path in (ROOT / "tests" / folder).glob("*.py")
+        for path in (ROOT / "tests").glob("*/*.py")
         if not path.stem.startswith("test_") and path.stem != "conftest"
     ]
     for path in [*(ROOT / "logfs").rglob("*.py"), *helpers]:

@@ -81,7 +81,7 @@ class LogMounts:
         return None
 
     def mount(self, logdir: str, *, ro: bool) -> Path:
-        """Mount a log directory unless it is mounted, and return the mountpoint.
+        """Mount a log directory unless it is mounted, and return the mountpoint. A dead mount is replaced.
 
         Raises `InvalidStore` if `logfs mount` fails, and `OSError` if the mountpoint cannot be made.
         """

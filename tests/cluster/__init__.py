@@ -1,0 +1,1 @@
+"""Tests of `logfs.cluster` without a broker."""

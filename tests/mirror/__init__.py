@@ -1,0 +1,4 @@
+"""Tests of `logfs.mirror` without a broker.
+
+- `fake_cluster`: a cluster in memory, which answers as a broker does.
+"""

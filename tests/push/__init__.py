@@ -1,0 +1,1 @@
+"""Tests of `logfs.push` without a broker."""

@@ -1,11 +1,12 @@
 """Campaigns against the whole system: real mounts, power cuts, kills, faults and load, repeatable from a seed.
 
-docs/campaigns.md has a row for each campaign. Begin with its test module; these are the helpers:
+docs/campaigns.md has a row or a sentence for each campaign. Begin with its test module; these are the helpers:
 
 - Faults in one process (`test_disk_faults`, `test_crash_images`): the disks are in `tests/support/crashdisk`.
-- Faults and kills of programs (`test_syscall_faults`, `test_kills`): `strace` makes a system call fail or kills.
-  `scenes` makes the log directories, `commands` has the commands and the table of errors by system call, `mounts` and
-  `fault_script` run a mount and the calls on it, `load` has writers beside a kill, and `launcher` starts programs.
+- Faults and kills of programs (`test_syscall_faults`, `test_kills`): the module `strace` makes a system call fail, or
+  kills. `scenes` makes the log directories, `commands` has the commands and the table of errors by system call,
+  `mounts` and `fault_script` run a mount and the calls on it, `load` has writers beside a kill, and `launcher` starts
+  programs.
 - Power cuts under a mount (`test_power`): `power`, `power_load`, `power_oracle`.
 - One model of everything (`test_everything`, `test_everything_mounted`): `log_model`, `everything`, `mounted_logs`,
   `mount_questions`.

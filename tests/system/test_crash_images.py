@@ -418,7 +418,7 @@ def test_a_power_cut_at_any_step_keeps_what_was_flushed(
     states = states_of(WORKLOADS[name])
     chosen = crashdisk.sample(states, -(-STATES // len(WORKLOADS)), SEED)
     total = campaign(chosen)
-    print(f"{name}: {len(states)} states, {dict(total)}")
+    print(f"{name}: seed {SEED}, {len(states)} states, {dict(total)}")
     record_property("crash states", str(dict(total)))
     assert total["states"] == len(chosen)
 
@@ -485,7 +485,7 @@ def test_a_second_power_cut_keeps_what_was_flushed(what: str) -> None:
         total += campaign(chosen + crashdisk.sample(ends, share // 2, SEED))
         total["first crashes"] += 1
         total["states in all"] += len(states)
-    print(f"second cut, {what}: {dict(total)}")
+    print(f"second cut, {what}: seed {SEED}, {dict(total)}")
     assert total["states"] >= wanted // 2
 
 

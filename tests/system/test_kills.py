@@ -42,6 +42,12 @@ if TYPE_CHECKING:
 
 KILLS = int(os.environ.get("LOGFS_KILLS", "18" if DEEP else "12"))
 SEED = seed_of("LOGFS_KILLS_SEED")
+# A seed and a command: all kills of commands are of this one.
+SCENE = (
+    os.environ.get("LOGFS_KILLS_SCENE", "").partition(",")
+    if "LOGFS_KILLS_SCENE" in os.environ
+    else None
+)
 # Kills of one command on one scene. A short run meets more commands, and a long one more moments of each.
 PER_COMMAND = 10 if DEEP else 2
 
@@ -62,8 +68,10 @@ def test_a_killed_command_leaves_a_correct_log(spawner: Spawner, tmp_path: Path)
             if not order:
                 order = chooser.sample(COMMANDS, len(COMMANDS))
             command, seed = order.pop(), chooser.randrange(2**31)
+            if SCENE:
+                seed, command = int(SCENE[0]), next(c for c in COMMANDS if c.name == SCENE[2])
             work = tmp_path / f"scene-{number}"
-            told = f"scene {seed}, {command.name}"
+            told = f"LOGFS_KILLS_SCENE='{seed},{command.name}'"
             make_scene(spawner, work, seed)
             with findings.collect(told):
                 trial = Trial(spawner, command, work, random.Random(seed), counts)

@@ -258,7 +258,8 @@ class TextRenderer:
     ) -> list[RenderedRange]:
         """Return the text of a segment's batches, from the batch of `entry` up to position `end` of the .log file.
 
-        `after` is the size of the segment's text up to position `end`.
+        `after` is the size of the segment's text up to position `end`. If a batch is damaged or old, the batches are
+        read one by one (`_render_carefully`).
         """
         if end - entry.position > _INLINE_BYTES[self.view]:
             self._log.check_may_block()

@@ -12,7 +12,7 @@
 - `text_index_cache`: text indexes of segments that a broker wrote, in the user's cache directory.
 - `txn_index`: the aborted transactions of a segment.
 - `batch_iterator`: the batches of a file one by one; damaged ranges are skipped and reported.
-- `batch_scanner`: many batches at once in compiled loops, for ranges without damage.
+- `batch_scanner`: checks and reads many batches at once in compiled loops, up to the first that is damaged.
 - `pipeline`: compiled work in other threads, while the scanning thread reads the next chunks.
 - `index_builder`: all indexes of a segment, built from its log.
 """

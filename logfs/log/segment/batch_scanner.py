@@ -1,4 +1,4 @@
-"""Scan many batches at once in compiled kernels: a fast `batch_iterator` for data without damage.
+"""Check and scan many batches at once in compiled kernels, up to the first that is damaged: a fast `batch_iterator`.
 
 A service that appends one line at a time leaves thousands of batches in each MiB of the log. A Python step for each
 field of each batch would cost more than reading the log.

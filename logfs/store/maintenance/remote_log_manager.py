@@ -342,7 +342,7 @@ class RemoteLogManager(Maintenance):
         return self._registry.clock() < segment.event_timestamp + delay
 
     def _delete(self, name: str, segments: Sequence[RemoteSegment]) -> None:
-        """Delete the objects of remote segments, if this store owns the bucket. Errors are logged."""
+        """Delete the objects of remote segments, if this store owns the bucket. Errors are logged; see `run_due`."""
         from logfs.log.remote.segment_upload import delete_copy
 
         try:
@@ -367,8 +367,8 @@ class RemoteLogManager(Maintenance):
     def run_due(self) -> None:
         """Delete remote segments and copy local ones, if the interval of this task has passed or a retry is due.
 
-        The interval is `remote.log.manager.task.interval.ms`. Failed work is logged, and retried by a later call
-        (`Backoff`).
+        The interval is `remote.log.manager.task.interval.ms`. Failed work is logged. A later call retries a copy
+        (`Backoff`); a deletion is retried after the interval.
         """
         registry, task = self._registry, MaintenanceTask.TIERING
         broker, now_ms = registry.settings.broker_config, registry.clock()
