@@ -229,6 +229,23 @@ def test_a_repeated_call_does_not_count_its_bytes_twice(orders: Topic) -> None:
     assert [first.log_end_offset, second.log_end_offset, third.log_end_offset] == [16, 16, 0]
 
 
+def test_what_was_appended_before_an_envelope_that_fails_is_consumed(orders: Topic) -> None:
+    """A program that goes on after a full disk repeats only lines from the first one that is in no log."""
+    keys = {partition_of(b"%d" % n, 3): b"%d" % n for n in range(20)}
+    lines = [
+        b'{"key":"%s","value":"%d"}\n' % (keys[number], n) for n, number in enumerate((0, 2, 1, 0))
+    ]
+    orders.partitions[2].failure = failure = PartitionFailed("broken")
+    framer = TopicEnvelopeFramer(orders.partitions, Partitioner(3))
+    done = framer.write(b"".join(lines))
+    orders.partitions[2].failure = None
+    assert done.refused is failure
+    assert done.consumed == len(lines[0])
+    assert [p.log_end_offset for p in orders.partitions] == [2, 1, 0]
+    assert framer.write(b"".join(lines[1:])).refused is None
+    assert [p.log_end_offset for p in orders.partitions] == [3, 2, 1]
+
+
 @pytest.mark.parametrize(
     ("line", "error"),
     [

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from copy import copy
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import InvalidEnvelope, LogfsError, UnknownPartition
 from logfs.format.base.murmur2 import partition_of
@@ -115,7 +115,8 @@ class TopicEnvelopeFramer(TopicLineFramer, EnvelopeFramer):
     """An `EnvelopeFramer` whose records go to the partitions of a topic; the hash of a key selects the partition.
 
     The records of one call are appended partition by partition. A record that the topic refuses ends the append:
-    no later record is appended. After a disk error, records after the failed one may be in other partitions.
+    no later record is appended. After a disk error, the bytes before the first record that was not appended are
+    consumed; records after it may be in other partitions.
     """
 
     def append(self, lines: bytes) -> AppendResult:
@@ -125,8 +126,8 @@ class TopicEnvelopeFramer(TopicLineFramer, EnvelopeFramer):
             self.partition.check_may_block()
         # Count bytes in a copy, so that a call that is repeated after `WouldBlock` does not count them twice.
         partitioner = copy(self._partitioner)
-        waiting: dict[int, list[Record]] = {}
-        count = done = position = 0
+        waiting: dict[int, list[_Waiting]] = {}
+        decoded = position = 0
         refused: LogfsError | OSError | None = None
         config, now_ms = self.partition.config, self.partition.now_ms()
         try:
@@ -144,31 +145,39 @@ class TopicEnvelopeFramer(TopicLineFramer, EnvelopeFramer):
                 # record after it is in any of the logs.
                 is_large = _size(record) > self.partition.line_limit
                 if is_large:
-                    count, done = count + self._flush(waiting), position
-                waiting.setdefault(number, []).append(record)
+                    self._flush(waiting)
+                waiting.setdefault(number, []).append(_Waiting(position, record))
+                decoded += 1
                 position += len(line) + 1
                 if is_large:
-                    count, done = count + self._flush(waiting), position
-            count, done = count + self._flush(waiting), position
+                    self._flush(waiting)
+            self._flush(waiting)
         except (LogfsError, OSError) as error:
             refused = error
+        left = [each.position for records in waiting.values() for each in records]
         self._partitioner = partitioner
         self.partition = self.partitions[partitioner.current]
-        return AppendResult(0, count - 1, done, refused)
+        return AppendResult(0, decoded - len(left) - 1, min(left, default=position), refused)
 
-    def _flush(self, waiting: dict[int, list[Record]]) -> int:
-        """Append the records in `waiting` (by partition number), remove them from it, and return their number.
+    def _flush(self, waiting: dict[int, list[_Waiting]]) -> None:
+        """Append the records in `waiting` (by partition number), and remove those that were appended from it.
 
         If a partition refuses a record, raises the reason, and appends nothing to the partitions after it.
         """
-        count = 0
         for number in sorted(waiting):
-            records = waiting.pop(number)
-            result = self.partitions[number].append_records(records)
-            count += result.consumed
+            records = waiting[number]
+            result = self.partitions[number].append_records([each.record for each in records])
+            del records[: result.consumed]
             if result.refused is not None:
                 raise result.refused
-        return count
+            del waiting[number]
+
+
+class _Waiting(NamedTuple):
+    """A record that is not appended yet, and the position of its line in the bytes of the call."""
+
+    position: int
+    record: Record
 
 
 def _size(record: Record) -> int:
