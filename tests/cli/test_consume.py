@@ -214,14 +214,16 @@ def test_a_group_goes_back_in_a_truncated_log(
     assert committed(log_dir, "a") == [7 + len(texts), 11, 10]
 
 
+@pytest.mark.parametrize("offset", [6, 9])
 def test_a_truncation_that_hides_where_it_was_is_told(
     log_dir: Path,
     topic: str,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
+    offset: int,
 ) -> None:
     """Under the same leader epoch the log has grown beyond the group's offset: it goes on there, and tells it."""
-    steps = [lambda: cut(log_dir, 6, *"tuvwxyz")]
+    steps = [lambda: cut(log_dir, offset, *"tuvwxyz"[offset - 6 :])]
     follow(monkeypatch, topic, "-g", "a", steps=steps)
     out, err = capfd.readouterr()
     assert sorted(out.split()) == sorted([*expected(0, 1, 2), *"xyz"])
