@@ -261,7 +261,10 @@ class Consumer:
 
         Returns whether `_read` has entries.
         """
-        for name, place in sorted(self._member.places.items(), key=self._comes_later):
+        # If this partition fails again, its error is raised, and the next call reads the others.
+        first, self._unread = self._unread, ""
+        places = sorted(self._member.places.items(), key=lambda item: item[0] != first)
+        for name, place in places:
             try:
                 partition = self._store[name]
             except UnknownPartition:
@@ -290,9 +293,6 @@ class Consumer:
             if self._read and self._read[-1][0] == name:
                 self._reached[name].advance(reader.log, self._read[-1][1])
         return bool(self._read)
-
-    def _comes_later(self, partition: tuple[str, Place]) -> bool:
-        return partition[0] != self._unread
 
     def _go_back(self, name: str, place: Place, log: Log) -> Place:
         """If a log was truncated below what this member has read, go back to where the new records begin."""

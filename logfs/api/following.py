@@ -68,6 +68,8 @@ class Following(Generic[R]):
         self._isolation = isolation
         # The entries that were read, but not returned yet.
         self._read: deque[Entry[R]] = deque()
+        # The error of each partition whose next records have left the log; `seek` removes it.
+        self._left: dict[str, OffsetOutOfRange] = {}
         # The partition that could not be read after others had been read: it is read first, to raise the error.
         self._unread = ""
         self._since: float | None = None
@@ -83,6 +85,7 @@ class Following(Generic[R]):
         self._read.clear()
         self._offsets[partition] = offset
         self._ids.pop(partition, None)
+        self._left.pop(partition, None)
         log = self._store._engine.find(partition)
         if log is not None:
             self._ids[partition] = PartitionIdentity(log)
@@ -125,7 +128,9 @@ class Following(Generic[R]):
     def _take(self) -> list[Entry[R]]:
         """Read a chunk of each partition that has new records, and return their entries (see `add_chunk`)."""
         taken: list[Entry[R]] = []
-        for partition in sorted(self._partitions(), key=lambda each: each.name != self._unread):
+        # If this partition fails again, its error is raised, and the next call reads the others.
+        first, self._unread = self._unread, ""
+        for partition in sorted(self._partitions(), key=lambda each: each.name != first):
             name = partition.name
             reader = partition._reader(self._isolation)
             start = self._start(name, reader)
@@ -144,14 +149,24 @@ class Following(Generic[R]):
         return taken
 
     def _check(self, name: str, reader: Reader, start: int) -> None:
-        """Raise `OffsetOutOfRange` if records at or after `start` were deleted, or some before it were cut off."""
-        reader.check_readable(start)
-        cut = self._reached[name].truncation_below(reader.log, start)
-        if cut is not None:
-            raise OffsetOutOfRange(
-                f"{name}: the log was truncated below {start}, up to which it was read; go on with "
-                f"seek({name!r}, {cut.continuation})"
-            )
+        """Raise `OffsetOutOfRange` if records at or after `start` were deleted, or some before it were cut off.
+
+        The same error is raised at each call until `seek`.
+        """
+        if name not in self._left:
+            try:
+                reader.check_readable(start)
+                cut = self._reached[name].truncation_below(reader.log, start)
+            except OffsetOutOfRange as error:
+                self._left[name] = error
+            else:
+                if cut is None:
+                    return
+                self._left[name] = OffsetOutOfRange(
+                    f"{name}: the log was truncated below {start}, up to which it was read; go on with "
+                    f"seek({name!r}, {cut.continuation})"
+                )
+        raise self._left[name]
 
     def _start(self, name: str, reader: Reader) -> int:
         """Return the next offset to read in the partition `name`: the log start if the partition is new."""
@@ -159,6 +174,7 @@ class Following(Generic[R]):
             if name in self._ids:
                 # The partition was deleted and created again.
                 self._offsets.pop(name, None)
+                self._left.pop(name, None)
             self._ids[name] = PartitionIdentity(reader.log)
             self._reached[name] = ReachedOffset(reader.log, self._offsets.get(name, 0))
         return self._offsets.get(name, reader.log_start_offset)

@@ -47,8 +47,11 @@ class PartitionIdentity:
                 before is not None and _goes_on(before, log)
             )
         else:
-            # In a writable store, a move keeps the object.
-            is_same &= isinstance(log, LivePartition)
+            # The partition was moved by another process, or created again in another log directory. In a writable
+            # store, a move keeps the object.
+            is_same &= isinstance(log, LivePartition) and (
+                before is None or not before.state.log_end_offset or _goes_on(before, log)
+            )
         if is_same:
             self._log, self._log_dir, self._inode = now._log, now._log_dir, now._inode
         return is_same

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from logfs.log.follow.live_partition import LivePartition
 from logfs.store.partition_identity import last_below
 
 if TYPE_CHECKING:
+    from typing import Self
+
+    from logfs.format.files.key_table_format import Anchor
     from logfs.log.read.log import Log
+    from logfs.log.state.leader_epochs import LeaderEpochs
+    from logfs.log.state.log_state import LogState
 
 
 class Truncation(NamedTuple):
@@ -22,22 +28,40 @@ class Truncation(NamedTuple):
     leaves_out: bool
 
 
+class _Noted(NamedTuple):
+    """An offset that was reached, and the log at that moment: its state, cuts, epochs and last batch below it."""
+
+    log: Log
+    state: LogState
+    cuts: int
+    offset: int
+    epochs: LeaderEpochs
+    last: Anchor | None
+
+    @classmethod
+    def of(cls, log: Log, state: LogState, cuts: int, offset: int) -> Self:
+        return cls(log, state, cuts, offset, log.epochs, last_below(log, offset))
+
+
 class ReachedOffset:
     """An offset below which a reader has read a log, and what tells that the log was truncated below it since.
 
-    A process knows exactly where it has truncated a log itself. Of a truncation by another process it knows only
-    which segment was cut, so the leader epochs and the batch before the reached offset are noted, too.
+    A process knows exactly where it has truncated a log itself. A truncation by another process is noticed by the log
+    end, by the leader epochs, and by the batch before the reached offset.
     """
 
     def __init__(self, log: Log, offset: int) -> None:
-        self._note(log, offset, len(log.state.truncations), len(log.cuts))
+        # Replaced as a whole: a thread whose read was cancelled may still run beside the next one.
+        self._noted = _Noted.of(log, log.state, len(log.cuts), offset)
 
     def advance(self, log: Log, offset: int) -> None:
         """Note that the reader has read the log up to `offset`, unless a truncation has to be looked at first."""
-        truncations, cuts = len(log.state.truncations), len(log.cuts)
-        is_known = log is self._log and (truncations, cuts) == (self._truncations, self._cuts)
-        if is_known and offset != self._offset:
-            self._note(log, offset, truncations, cuts)
+        noted, state, cuts = self._noted, log.state, len(log.cuts)
+        is_looked_at = (
+            log is noted.log and cuts == noted.cuts and state.truncations is noted.state.truncations
+        )
+        if is_looked_at and offset != noted.offset:
+            self._noted = _Noted.of(log, state, cuts, offset)
 
     def truncation_below(self, log: Log, offset: int) -> Truncation | None:
         """Return the truncation below `offset`, at which the reader is about to read on; None if there was none.
@@ -46,40 +70,44 @@ class ReachedOffset:
         offset 10, another process truncates the log to 6, and two records are appended. If these have a new leader
         epoch, the reader goes on at 6, otherwise at the log end, which is 8.
         """
-        truncations, cuts = len(log.state.truncations), len(log.cuts)
-        found = self._find(log, offset)
-        is_known = log is self._log and (truncations, cuts) == (self._truncations, self._cuts)
-        if found is None and not is_known:
+        noted, state, cuts = self._noted, log.state, len(log.cuts)
+        if state is noted.state:
+            return None
+        found = _truncation(noted, log, offset)
+        if found is None:
             # All that was cut off lies above `offset`, so the reader has read none of it.
-            self._note(log, offset, truncations, cuts)
+            self._noted = _Noted.of(log, state, cuts, offset)
         return found
 
     def is_kept(self, log: Log, offset: int) -> bool:
         """Whether the log has not been truncated below `offset`, up to which the reader has used what it has read."""
-        return self._find(log, offset) is None
+        return _truncation(self._noted, log, offset) is None
 
-    def _find(self, log: Log, offset: int) -> Truncation | None:
-        is_known = log is self._log
-        exact = log.state.truncations[self._truncations if is_known else 0 :]
-        noticed = log.cuts[self._cuts if is_known else 0 :]
-        end = log.state.log_end_offset
-        if offset <= end and not any(cut < offset for cut in (*exact, *noticed)):
-            return None
-        if exact:
-            return Truncation(min(exact), leaves_out=False)
-        differing = [
-            start
-            for epoch, start in log.epochs.entries
-            if self._epochs.epoch_for(start) not in (epoch, -1)
-        ]
-        at = min([offset, end, *differing])
-        leaves_out = at == offset and last_below(log, self._offset) != self._last
-        return Truncation(at, leaves_out) if at < offset or leaves_out else None
 
-    def _note(self, log: Log, offset: int, truncations: int, cuts: int) -> None:
-        self._log = log
-        self._truncations = truncations
-        self._cuts = cuts
-        self._epochs = log.epochs
-        self._offset = offset
-        self._last = last_below(log, offset)
+def _truncation(noted: _Noted, log: Log, offset: int) -> Truncation | None:
+    if not isinstance(log, LivePartition):
+        known = len(noted.state.truncations) if log is noted.log else 0
+        exact = log.state.truncations[known:]
+        at = min([offset, *exact])
+        return Truncation(at, leaves_out=False) if at < offset else None
+    differing = [
+        start
+        for epoch, start in log.epochs.entries
+        if noted.epochs.epoch_for(start) not in (epoch, -1)
+    ]
+    at = min([offset, log.state.log_end_offset, *differing])
+    leaves_out = at == offset and _is_replaced(noted, log, offset)
+    return Truncation(at, leaves_out) if at < offset or leaves_out else None
+
+
+def _is_replaced(noted: _Noted, log: Log, offset: int) -> bool:
+    """Whether another process has truncated the log below `offset`, and appended other records, as far as known.
+
+    The batch before the reached offset tells it. In a compacted topic, compaction may have changed this batch, so
+    there it counts only if a segment below `offset` is known to have been cut.
+    """
+    cuts = log.cuts[noted.cuts if log is noted.log else 0 :]
+    if log.config.is_compacted and not any(cut < offset for cut in cuts):
+        return False
+    now = last_below(log, noted.offset)
+    return None not in (now, noted.last) and now != noted.last

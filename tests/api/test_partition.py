@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import sys
 import threading
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta, timezone
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 import logfs
-from tests.support.examples import drawn
+from tests.support.examples import drawn, seed_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -464,3 +466,59 @@ def test_a_roll_that_is_interrupted_anywhere(log_dir: Path) -> None:
         store.__exit__(None, KeyboardInterrupt(), None)
         with logfs.open(log_dir, "r") as live:
             assert {record.key: record.value for record in live["a-0"].read()} == flushed
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_follow_beside_random_changes_by_another_process(tmp_path: Path, number: int) -> None:
+    """What was cut off or deleted is told until `seek`; else each record comes once, wherever the partition lies."""
+    chance = random.Random(f"{seed_of()} {number}")
+    log_dirs = [tmp_path / "one", tmp_path / "two"]
+    with logfs.open(log_dirs, create=True) as writer, logfs.open(log_dirs, "r") as reader:
+        writer.create_topic("a", 2)
+        following = reader.topic("a").follow(begin="earliest", timeout=0)
+        made = count()
+        values, start = appended(writer, made, 1), 0
+        reached: int | None = len([*following])
+        assert reached == 1
+        for _ in range(60):
+            values += appended(writer, made, chance.randrange(4))
+            change = chance.choice(["none", "truncate", "delete", "recreate", "move"])
+            cut = None
+            if change == "truncate":
+                cut = chance.randint(start, len(values))
+                writer["a-0"].truncate(cut)
+                del values[cut:]
+            elif change == "delete":
+                start = writer["a-0"].delete_records(chance.randint(start, len(values)))
+            elif change == "recreate":
+                writer["a-0"].delete()
+                writer.create("a-0")
+                values, start, reached = [], 0, None
+            elif change == "move":
+                home = writer._engine.registry.home("a-0")
+                (other,) = {*log_dirs} - {home}
+                writer._engine.move("a-0", other)
+            if chance.random() < 0.5:
+                reader["a-0"].log_end_offset  # noqa: B018 - a look, without the reader that follows
+            values += appended(writer, made, chance.randrange(4))
+            # Nothing of a new partition was read yet: it is read from its log start.
+            reached = start if reached is None else reached
+            if start > reached or (cut is not None and cut < reached):
+                for _ in range(2):
+                    with pytest.raises(logfs.OffsetOutOfRange):
+                        next(following)
+                reached = start if start > reached else cut or 0
+                following.seek("a-0", reached)
+            assert [record.value for record in following] == [
+                each.encode() for each in values[reached:]
+            ], (change, cut, start, reached)
+            # A partition without a record so far is still read from its log start.
+            reached = len(values) if len(values) > reached or "a-0" in following.offsets else None
+
+
+def appended(writer: logfs.Store, made: count[int], number: int) -> list[str]:
+    """Append records with new values, a batch each, and return the values."""
+    values = [f"value {next(made)}" for _ in range(number)]
+    for value in values:
+        writer["a-0"].append(value)
+    return values
