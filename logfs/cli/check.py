@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -25,10 +26,13 @@ def _size_bytes(log_dir: Path) -> int:
     Files that cannot be examined count as 0 bytes: the audit reports them.
     """
     total = 0
-    for file in log_dir.glob("*/*.log"):
+    for directory in log_dir.iterdir():
+        # A partition may be deleted meanwhile.
         with suppress(OSError):
-            # Do not follow a symlink: its target may be missing, or be the symlink itself.
-            total += file.lstat().st_size
+            for file in os.scandir(directory):
+                if file.name.endswith(".log"):
+                    # Do not follow a symlink: its target may be missing, or be the symlink itself.
+                    total += file.stat(follow_symlinks=False).st_size
     return total
 
 

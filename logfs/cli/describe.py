@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import TYPE_CHECKING
 
 from logfs.cli.common import (
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from logfs.format.base.names import TopicPartition
+    from logfs.log.read.log import Log
     from logfs.store.directory.log_dir import LogDir
     from logfs.store.store import Store
 
@@ -68,7 +70,7 @@ def _print_json(store: Store, is_chosen: Callable[[TopicPartition], bool]) -> No
         partitions = [
             {
                 "partition": name,
-                "size": store[name].local_bytes,
+                "size": store[name].until_settled(partial(_local_bytes, store[name])),
                 "offsetLag": 0,
                 "isFuture": False,
             }
@@ -116,29 +118,35 @@ def _broker_id(store: Store) -> int:
     return int(found)
 
 
-def _print_table(store: Store, is_chosen: Callable[[TopicPartition], bool]) -> None:
+def _local_bytes(partition: Log) -> int:
+    return partition.local_bytes
+
+
+def _row(partition: Log, *, shows_local: bool) -> list[str]:
     from logfs.format.base.quantities import format_time
 
+    # Take all numbers from one state: the log may change meanwhile.
+    state = partition.state
+    return [
+        partition.name.directory,
+        str(state.log_start_offset),
+        str(state.log_end_offset),
+        str(state.size_bytes),
+        *([str(state.local_bytes)] if shows_local else []),
+        str(len(state.segments)),
+        format_time(state.last_timestamp),
+    ]
+
+
+def _print_table(store: Store, is_chosen: Callable[[TopicPartition], bool]) -> None:
     chosen = [name for name in store if is_chosen(store[name].name)]
     # For a tiered log, LOCAL is the size of the part in the log directory; SIZE includes the object store.
     shows_local = any(store[name].is_tiered for name in chosen)
     local = ["LOCAL"] if shows_local else []
     rows = [["PARTITION", "START", "END", "SIZE", *local, "SEGMENTS", "LAST RECORD", "LOG DIR"]]
     for name in chosen:
-        # Take all numbers from one state: the log may change meanwhile.
-        state = store[name].state
-        rows.append(
-            [
-                name,
-                str(state.log_start_offset),
-                str(state.log_end_offset),
-                str(state.size_bytes),
-                *([str(state.local_bytes)] if shows_local else []),
-                str(len(state.segments)),
-                format_time(state.last_timestamp),
-                str(store.registry.home(name)),
-            ]
-        )
+        row = partial(_row, store[name], shows_local=shows_local)
+        rows.append([*store[name].until_settled(row), str(store.registry.home(name))])
     print("\n".join(table_lines(rows, numbers=range(1, 5 + len(local)))))
     for failure in store.registry.failed:
         print(failure)

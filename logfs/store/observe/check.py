@@ -94,8 +94,15 @@ def _check_until_sure(
             findings = _check_by_name(store, name, report)
             changed = {path for path, _ in before ^ _files_of(store, name)}
             errors = {found for found in findings if found.severity is Severity.ERROR}
-            doubtful = {found for found in errors if _is_about(found.path, changed)}
-            found_always = errors if left == _AUDITS - 1 else errors & found_always
+            # The checkpoints were read when the store was opened, which may be long before the first audit.
+            is_first = left == _AUDITS - 1
+            doubtful = {
+                found
+                for found in errors
+                if _is_about(found.path, changed)
+                or (is_first and not found.path.name.partition(".")[0].isdigit())
+            }
+            found_always = errors if is_first else errors & found_always
             if not doubtful or not left:
                 break
             with suppress(LogfsError, OSError):
