@@ -51,6 +51,25 @@ def texts(path: Path, slots: int = 30, base: int = BASE) -> TextIndex:
     return make(TextIndex, path, slots * 32, base)
 
 
+@pytest.mark.parametrize(("first_ms", "can_be"), [(0, True), (1, False), (-1, False)])
+def test_an_entry_of_zeros_is_that_of_a_segment_of_1970(
+    tmp_path: Path, first_ms: int, can_be: bool
+) -> None:
+    """A time index whose one entry is zero was either written for the timestamp 0, or never."""
+    index = times(tmp_path)
+    index.maybe_append(0, BASE, closing=True)
+    index.trim()
+    assert index.can_be(BASE + 10, first_ms) is can_be
+
+
+def test_the_blocks_of_an_index_end_with_its_space(tmp_path: Path) -> None:
+    """What is allocated for entries, page by page, never makes the file larger than its preallocated space."""
+    index = offsets(tmp_path, slots=3 * 512)
+    for number in range(3 * 512):
+        index.append(BASE + 1 + number, 1 + number)
+        assert index.path.stat().st_size == 3 * 4096
+
+
 # Sizes (3.6).
 
 

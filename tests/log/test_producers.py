@@ -16,6 +16,7 @@ from logfs.store.observe.check import Severity, check
 from logfs.store.store import Store
 from tests.support.batches import NOW, batch
 from tests.support.partitions import snapshots
+from tests.support.stores import set_topic
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -121,6 +122,13 @@ def test_a_transaction_holds_the_stable_offset_until_its_marker(orders: Partitio
     assert orders.last_stable_offset == 6
     (aborted,) = orders.active.txn_index.entries
     assert aborted == AbortedTransaction(2, 3, 5, 6)
+
+
+def test_a_marker_that_does_not_fit_begins_a_segment(store: Store, orders: Partition) -> None:
+    set_topic(store, "orders", segment_bytes=200)
+    orders.append_batch(batch(1, 0, b"a" * 60, transactional=True))
+    assert orders.end_transaction(1, 0, commit=True) == 1
+    assert [segment.base_offset for segment in orders.segments] == [0, 1]
 
 
 def test_index_entries_hold_the_last_stable_offset(orders: Partition) -> None:

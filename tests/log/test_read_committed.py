@@ -172,6 +172,18 @@ def test_a_search_for_hidden_records_that_has_to_wait_begins_anew(
         assert text.size == len(expected)
 
 
+def test_a_committed_batch_after_a_hidden_one_is_found_by_time(store: Store) -> None:
+    """The text of a batch that begins where that of an aborted one ends is not hidden."""
+    orders = store.create(NAME)
+    orders.append_batch(batch(1, 0, b"aborted", transactional=True))
+    orders.end_transaction(1, 0, commit=False)
+    orders.append_batch(batch(1, 1, b"committed", transactional=True))
+    orders.end_transaction(1, 0, commit=True)
+    text = orders.committed.text(View.LINES)
+    assert text.read(0, 100) == b"committed\n"
+    assert text.offset_for_time(0, 0, 4) == 2
+
+
 def test_a_time_lookup_can_skip_hidden_records(store: Store) -> None:
     orders = store.create(NAME)
     orders.append_batch(batch(1, 0, b"A", transactional=True, timestamp=NOW - 9))

@@ -178,6 +178,16 @@ def test_the_log_and_its_appends(busy: Store) -> None:
     assert found("process_start_time_seconds") > 1.6e9
 
 
+def test_the_process_and_its_times(busy: Store, clock: Clock) -> None:
+    """The processor time is that of the user and of the system, the uptime that since the opening."""
+    before = os.times()
+    found = Scrape(metrics(busy))
+    after = os.times()
+    spent = found("process_cpu_seconds_total")
+    assert before.user + before.system - 0.02 <= spent <= after.user + after.system + 0.02
+    assert found("logfs_uptime_seconds") == (clock() - busy.registry.opened_ms) / 1000
+
+
 def test_the_cleaner(busy: Store, clock: Clock) -> None:
     before = scrape(busy)
     assert before("logfs_cleaner_dirty_ratio", topic="keys") == 1.0
