@@ -50,7 +50,7 @@ class PartitionIdentity:
             # The partition was moved by another process, or created again in another log directory. In a writable
             # store, a move keeps the object.
             is_same &= isinstance(log, LivePartition) and (
-                before is None or not before.state.log_end_offset or _goes_on(before, log)
+                before is None or _may_go_on(before, log)
             )
         if is_same:
             self._log, self._log_dir, self._inode = now._log, now._log_dir, now._inode
@@ -67,6 +67,14 @@ def last_below(log: Log, offset: int) -> Anchor | None:
     except (LogfsError, OSError):
         return None
     return None if batch is None else anchor_of(batch.header)
+
+
+def _may_go_on(before: Log, log: Log) -> bool:
+    """Whether a log may have all that another one had, and retention or compaction has removed the rest since."""
+    end = before.state.log_end_offset
+    return (
+        not end or log.log_start_offset >= end or log.config.is_compacted or _goes_on(before, log)
+    )
 
 
 def _goes_on(before: Log, log: Log) -> bool:

@@ -107,6 +107,19 @@ def test_a_move_keeps_records_offsets_and_views(log_dirs: list[Path], clock: Clo
             assert store[NAME].log_start_offset == 13
 
 
+def test_the_old_directory_of_a_moved_partition_stays_for_the_delay(
+    log_dirs: list[Path], clock: Clock
+) -> None:
+    """It is removed after `file.delete.delay.ms`, as that of a deleted partition."""
+    with Store(log_dirs, clock=clock) as store:
+        fill(store)
+        store.move(NAME, log_dirs[1])
+        for wait_ms, left in ((59_999, {"one/a-0-delete", "two/a-0"}), (1, {"two/a-0"})):
+            clock.now_ms += wait_ms
+            store.upkeep()
+            assert directories(log_dirs) == left
+
+
 def test_the_indexes_of_sealed_segments_are_copied(log_dirs: list[Path], clock: Clock) -> None:
     """The copy has the indexes of the original, and need not read its log to build them."""
     with Store(log_dirs, clock=clock) as store:
