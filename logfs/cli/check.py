@@ -21,19 +21,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _size_bytes(log_dir: Path) -> int:
-    """Return the total size in bytes of all .log files in a log directory.
+    """Return the total size in bytes of all .log files in a log directory; 0 for a bucket.
 
     Files that cannot be examined count as 0 bytes: the audit reports them.
     """
     total = 0
-    for directory in log_dir.iterdir():
-        # A partition may be deleted meanwhile.
-        with suppress(OSError):
-            for file in os.scandir(directory):
-                if file.name.endswith(".log"):
+    for directory in _entries(log_dir):
+        for file in _entries(directory):
+            if file.name.endswith(".log"):
+                with suppress(OSError):
                     # Do not follow a symlink: its target may be missing, or be the symlink itself.
                     total += file.stat(follow_symlinks=False).st_size
     return total
+
+
+def _entries(path: os.PathLike[str]) -> list[os.DirEntry[str]]:
+    """Return the entries of a directory; none if it cannot be listed, as one that was deleted meanwhile."""
+    with suppress(OSError):
+        return [*os.scandir(path)]
+    return []
 
 
 def run(arguments: argparse.Namespace) -> int:
