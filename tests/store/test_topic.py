@@ -236,7 +236,7 @@ def test_what_was_appended_before_an_envelope_that_fails_is_consumed(orders: Top
         b'{"key":"%s","value":"%d"}\n' % (keys[number], n) for n, number in enumerate((0, 2, 1, 0))
     ]
     orders.partitions[2].failure = failure = PartitionFailed("broken")
-    framer = TopicEnvelopeFramer(orders.partitions, Partitioner(3))
+    framer = TopicEnvelopeFramer(orders.partitions, Partitioner(3, lambda count: 0))
     done = framer.write(b"".join(lines))
     orders.partitions[2].failure = None
     assert done.refused is failure
