@@ -107,3 +107,10 @@ def test_a_tiered_log_reads_as_before(
     report = jobs.verify(spark, log_dir)
     assert report.records >= 1200
     assert not report.findings
+    # The bucket alone, with a damaged log: the driver audits the partition again, as `logfs check` does.
+    key = min(
+        key for key in server.stored_keys() if f"spark-{layout}" in key and key.endswith("log")
+    )
+    server.put(key, bytes(len(server.backend.get_object(BUCKET, key).value)))
+    report = jobs.verify(spark, f"s3://{BUCKET}/spark-{layout}/tiered-")
+    assert {"orders-0" in str(each.path) for each in report.errors} == {True}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from logfs.errors import UnknownPartition
@@ -107,7 +106,7 @@ def verify(
     for name, start in starts.items():
         audited = [*small[name], *of_logs[name], *check_boundaries(accounts[name], start)]
         if any(each.severity is Severity.ERROR for each in audited):
-            audited = check_partition([*map(Path, log_dirs(paths))], name)
+            audited = check_partition(log_dirs(paths), name)
         findings += [*audited, *of_missing[name]]
     return Verification(
         tuple(findings),

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from logfs.store.directory.log_dir import LogDir
 
     Progress = Callable[[str, int], None]
+    LogDirs = str | Path | Sequence[str] | Sequence[Path]
 
 __all__ = ["Finding", "Severity", "check"]
 
@@ -50,7 +51,7 @@ _AUDITS = 5
 _HELD_OPEN = 64
 
 
-def check(log_dirs: Path | Sequence[Path], progress: Progress | None = None) -> Iterator[Finding]:
+def check(log_dirs: LogDirs, progress: Progress | None = None) -> Iterator[Finding]:
     """Audit log directories without changing them, and yield the findings: errors and notes (`Severity`).
 
     `progress` is called with the name of a partition and the number of bytes that were read of its log since the last
@@ -64,13 +65,13 @@ def check(log_dirs: Path | Sequence[Path], progress: Progress | None = None) -> 
         yield from _check_owner(store)
 
 
-def check_partition(log_dirs: Sequence[Path], name: str) -> list[Finding]:
+def check_partition(log_dirs: LogDirs, name: str) -> list[Finding]:
     """Audit one partition of log directories as `check` does. Raises the errors of opening a store read-only."""
     with _opened(log_dirs, name) as store:
         return list(_check_until_sure(store, log_dirs, name, lambda *_: None))
 
 
-def _opened(log_dirs: Path | Sequence[Path], only: str | None = None) -> Store:
+def _opened(log_dirs: LogDirs, only: str | None = None) -> Store:
     """Return a read-only store of log directories, or of the partition `only`, that bypasses a bucket's cache."""
     store = Store(log_dirs, read_only=True, lazy=True, only=only)
     for log_dir in store.log_dirs:
@@ -79,7 +80,7 @@ def _opened(log_dirs: Path | Sequence[Path], only: str | None = None) -> Store:
 
 
 def _check_until_sure(
-    store: Store, log_dirs: Path | Sequence[Path], name: str, report: Progress
+    store: Store, log_dirs: LogDirs, name: str, report: Progress
 ) -> Iterator[Finding]:
     """Audit a partition, and yield the findings. Repeat the audit, up to four times, while it has doubtful errors.
 
