@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from logfs.api.partition import Partition
     from logfs.api.store import Store
     from logfs.format.batches.record import Record
+    from logfs.log.read.log import Log
     from logfs.log.read.reader import Reader
 
 R = TypeVar("R")
@@ -58,11 +59,11 @@ class Following(Generic[R]):
         self._store = store
         self._partitions = partitions
         self._offsets = dict(offsets)
-        self._ids = {name: PartitionIdentity(store._log(name)) for name in self._offsets}
+        self._ids: dict[str, PartitionIdentity] = {}
         # How far each partition has been read, including the entries in `_read`.
-        self._reached = {
-            name: ReachedOffset(store._log(name), offset) for name, offset in self._offsets.items()
-        }
+        self._reached: dict[str, ReachedOffset] = {}
+        for name, offset in self._offsets.items():
+            self._begin(name, store._log(name), offset)
         self._make = make
         self._timeout = checked_timeout(timeout)
         self._isolation = isolation
@@ -88,8 +89,7 @@ class Following(Generic[R]):
         self._left.pop(partition, None)
         log = self._store._engine.find(partition)
         if log is not None:
-            self._ids[partition] = PartitionIdentity(log)
-            self._reached[partition] = ReachedOffset(log, offset)
+            self._begin(partition, log, offset)
 
     def __iter__(self) -> Self:
         return self
@@ -175,9 +175,13 @@ class Following(Generic[R]):
                 # The partition was deleted and created again.
                 self._offsets.pop(name, None)
                 self._left.pop(name, None)
-            self._ids[name] = PartitionIdentity(reader.log)
-            self._reached[name] = ReachedOffset(reader.log, self._offsets.get(name, 0))
+            self._begin(name, reader.log, self._offsets.get(name, 0))
         return self._offsets.get(name, reader.log_start_offset)
+
+    def _begin(self, name: str, log: Log, offset: int) -> None:
+        """Note which partition is read under a name, and from which offset on."""
+        self._ids[name] = PartitionIdentity(log)
+        self._reached[name] = ReachedOffset(log, offset)
 
     def _next_pause(self, stop: type[Exception]) -> float:
         """Return how long (seconds) to wait for new records. Raises `stop` once the timeout has passed."""

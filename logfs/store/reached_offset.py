@@ -71,10 +71,8 @@ class ReachedOffset:
         epoch, the reader goes on at 6, otherwise at the log end, which is 8.
         """
         noted, state, cuts = self._noted, log.state, len(log.cuts)
-        if state is noted.state:
-            return None
         found = _truncation(noted, log, offset)
-        if found is None:
+        if found is None and state is not noted.state:
             # All that was cut off lies above `offset`, so the reader has read none of it.
             self._noted = _Noted.of(log, state, cuts, offset)
         return found
@@ -85,6 +83,8 @@ class ReachedOffset:
 
 
 def _truncation(noted: _Noted, log: Log, offset: int) -> Truncation | None:
+    if log.state is noted.state:
+        return None
     if not isinstance(log, LivePartition):
         known = len(noted.state.truncations) if log is noted.log else 0
         exact = log.state.truncations[known:]
