@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from logfs.cli.common import add_json, add_log_dirs, log_dirs_of, print_json, progress_bar
+from logfs.cli.common import (
+    add_json,
+    add_log_dirs,
+    entries,
+    log_dirs_of,
+    print_json,
+    progress_bar,
+)
 from logfs.log.disk.memory import keep_memory
 
 if TYPE_CHECKING:
@@ -26,20 +32,13 @@ def _size_bytes(log_dir: Path) -> int:
     Files that cannot be examined count as 0 bytes: the audit reports them.
     """
     total = 0
-    for directory in _entries(log_dir):
-        for file in _entries(directory):
-            if file.name.endswith(".log"):
+    for directory in entries(log_dir):
+        for name in entries(log_dir / directory):
+            if name.endswith(".log"):
                 with suppress(OSError):
                     # Do not follow a symlink: its target may be missing, or be the symlink itself.
-                    total += file.stat(follow_symlinks=False).st_size
+                    total += (log_dir / directory / name).lstat().st_size
     return total
-
-
-def _entries(path: os.PathLike[str]) -> list[os.DirEntry[str]]:
-    """Return the entries of a directory; none if it cannot be listed, as one that was deleted meanwhile."""
-    with suppress(OSError):
-        return [*os.scandir(path)]
-    return []
 
 
 def run(arguments: argparse.Namespace) -> int:

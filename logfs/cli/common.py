@@ -194,6 +194,14 @@ def partitions_in(log_dirs: Iterable[Path]) -> set[str]:
     return found
 
 
+def entries(path: Path) -> list[str]:
+    """Return the names in a directory; none if it cannot be listed, such as one that was deleted meanwhile."""
+    try:
+        return os.listdir(path)
+    except OSError:
+        return []
+
+
 def _partitions_in(log_dir: Path, *, deleted: bool = False) -> set[str]:
     found = set()
     with os.scandir(log_dir) as entries:
@@ -353,6 +361,12 @@ def _unknown(wanted: Target) -> UnknownPartition:
     return UnknownPartition(
         f"{where}: has no partition {wanted.name!r}{hint}; 'logfs describe' lists all, 'logfs create' creates one"
     )
+
+
+def warn(text: str) -> None:
+    """Print a warning to standard error, after what was printed to standard output before."""
+    sys.stdout.flush()
+    print(f"logfs: {text}", file=sys.stderr)
 
 
 def recovery_progress() -> Callable[[str, int, int], None]:

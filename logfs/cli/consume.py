@@ -6,14 +6,13 @@ import io
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from bisect import bisect
 from contextlib import redirect_stderr
 from typing import TYPE_CHECKING, NamedTuple
 
-from logfs.cli.common import add_isolation, add_target, ask, group_name, not_empty
+from logfs.cli.common import add_isolation, add_target, ask, group_name, not_empty, warn
 from logfs.cli.human_times import moment
 from logfs.cli.output import Printer, add_form
 from logfs.cli.output_pipe import OutputPipe, pause
@@ -277,7 +276,7 @@ class _Consumer:
             self.commit(name)
         except StoreLocked as error:
             if not self._is_waiting:
-                _warn(
+                warn(
                     f"{error}; until then nothing is committed: if this command ends first, the group reads the "
                     "records since its last commit again"
                 )
@@ -305,7 +304,7 @@ class _Consumer:
         """Release the partitions now assigned to other members, and start to read those assigned to this member."""
         new, deleted = self._opened.look_again()
         for log in deleted:
-            _warn(f"{log.name}: the partition was deleted; the group goes on without it")
+            warn(f"{log.name}: the partition was deleted; the group goes on without it")
         for log in (*new, *deleted):
             # If a partition was created again, start over with the new one.
             self._forget_printed(log)
@@ -323,7 +322,7 @@ class _Consumer:
                 continue
             at, leaves_out = cut
             if at < place.taken:
-                _warn(
+                warn(
                     f"{name}: the log was truncated below {place.taken}, which {self._group} has reached: it "
                     f"continues at {at}"
                 )
@@ -331,7 +330,7 @@ class _Consumer:
                 self._member.advance(name, at)
             elif leaves_out:
                 self.is_whole = False
-                _warn(
+                warn(
                     f"{name}: the log was truncated below {at}, which {self._group} has reached, and has grown "
                     "again: its new records below that offset are left out"
                 )
@@ -363,7 +362,7 @@ class _Consumer:
         else:
             place = Place(min(found.offset, end), found.offset)
             if found.offset > end:
-                _warn(
+                warn(
                     f"{name}: {self._group} has committed {found.offset}, but the log ends at {end}: it continues "
                     "there"
                 )
@@ -386,7 +385,7 @@ class _Consumer:
         if start > place.taken:
             self._member.advance(log.name, start)
             self.is_whole = False
-            _warn(
+            warn(
                 f"{log.name}: offsets {place.taken} to {start - 1} have left the log (retention or deletion) before "
                 "they were read"
             )
@@ -418,7 +417,7 @@ class _Consumer:
             self._arguments.exec, shell=True, check=False, input=records.getvalue(), env=environment
         )
         if done.returncode:
-            _warn(
+            warn(
                 f"{log.name}: offsets {start} to {end - 1} are not committed: the command ended with "
                 f"{done.returncode}; the group will read them again"
             )
@@ -450,8 +449,3 @@ def _resolve(text: str, reader: Reader) -> int:
         ) from None
     found = reader.offset_for_time(timestamp, shown=True)
     return reader.log_end_offset if found is None else found.offset
-
-
-def _warn(text: str) -> None:
-    sys.stdout.flush()
-    print(f"logfs: {text}", file=sys.stderr)

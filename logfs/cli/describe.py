@@ -70,7 +70,7 @@ def _print_json(store: Store, is_chosen: Callable[[TopicPartition], bool]) -> No
         partitions = [
             {
                 "partition": name,
-                "size": store[name].until_settled(partial(_local_bytes, store[name])),
+                "size": _local_bytes(store[name]),
                 "offsetLag": 0,
                 "isFuture": False,
             }
@@ -119,7 +119,7 @@ def _broker_id(store: Store) -> int:
 
 
 def _local_bytes(partition: Log) -> int:
-    return partition.local_bytes
+    return partition.until_settled(lambda: partition.local_bytes)
 
 
 def _row(partition: Log, *, shows_local: bool) -> list[str]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from typing import TYPE_CHECKING, TypeVar
 
 from logfs.cli.common import (
+    entries,
     partition,
     partitions_in,
     recovery_progress,
@@ -215,11 +215,5 @@ def _is_moving(wanted: Target) -> bool:
 
     def is_on_the_way(entry: str) -> bool:
         return entry.startswith(f"{wanted.name}.") and entry.endswith(_ON_THE_WAY)
-
-    def entries(path: Path) -> list[str]:
-        try:
-            return os.listdir(path)
-        except OSError:
-            return []
 
     return any(is_on_the_way(entry) for path in wanted.log_dirs for entry in entries(path))

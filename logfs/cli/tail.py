@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
-from logfs.cli.common import add_isolation, add_target
+from logfs.cli.common import add_isolation, add_target, warn
 from logfs.cli.output import Printer, add_form
 from logfs.cli.output_pipe import pause
 from logfs.cli.reading import OpenLogs
@@ -52,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
             pause(_POLL_SECONDS)
             new, deleted = opened.look_again()
             for log in deleted:
-                _warn(f"{log.name}: the partition was deleted")
+                warn(f"{log.name}: the partition was deleted")
             for log in new:
                 # A partition that is new, or was created again, is printed from its start.
                 ends[log] = log.reader.log_start_offset
@@ -63,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
                 cut = reached[log].truncation_below(log.reader.log, start)
                 if cut is not None:
                     whole = False
-                    _warn(
+                    warn(
                         f"{log.name}: the log was truncated below {start}, up to which it was printed: it continues "
                         f"at {cut.continuation}"
                     )
@@ -75,7 +74,3 @@ def run(arguments: argparse.Namespace) -> int:
                 ranges.append((start, ends[log]))
             whole &= printer.print_logs(opened.logs, ranges)
     return 0 if whole else 1
-
-
-def _warn(text: str) -> None:
-    print(f"logfs: {text}", file=sys.stderr)
