@@ -4,7 +4,8 @@ A command works on a copy of a scene (`tests/system/scenes.py`) and is killed, a
 enters a system call; so is its second run; the third finishes. After each kill a read-only store shows every
 acknowledged record at its offset, every time lookup is right, and `logfs check` finds no error.
 
-LOGFS_KILLS is the number of kills of commands, LOGFS_MOUNT_KILLS that of mounts. LOGFS_KILLS_SEED repeats a run.
+LOGFS_KILLS is the number of kills of commands, LOGFS_MOUNT_KILLS that of mounts. LOGFS_KILLS_SEED repeats a run,
+and LOGFS_KILLS_SCENE, which a failure prints, one scene of it.
 """
 
 from __future__ import annotations
@@ -43,11 +44,7 @@ if TYPE_CHECKING:
 KILLS = int(os.environ.get("LOGFS_KILLS", "18" if DEEP else "12"))
 SEED = seed_of("LOGFS_KILLS_SEED")
 # A seed and a command: all kills of commands are of this one.
-SCENE = (
-    os.environ.get("LOGFS_KILLS_SCENE", "").partition(",")
-    if "LOGFS_KILLS_SCENE" in os.environ
-    else None
-)
+SCENE = os.environ.get("LOGFS_KILLS_SCENE", "")
 # Kills of one command on one scene. A short run meets more commands, and a long one more moments of each.
 PER_COMMAND = 10 if DEEP else 2
 
@@ -69,7 +66,8 @@ def test_a_killed_command_leaves_a_correct_log(spawner: Spawner, tmp_path: Path)
                 order = chooser.sample(COMMANDS, len(COMMANDS))
             command, seed = order.pop(), chooser.randrange(2**31)
             if SCENE:
-                seed, command = int(SCENE[0]), next(c for c in COMMANDS if c.name == SCENE[2])
+                chosen, _, name = SCENE.partition(",")
+                seed, command = int(chosen), next(c for c in COMMANDS if c.name == name)
             work = tmp_path / f"scene-{number}"
             told = f"LOGFS_KILLS_SCENE='{seed},{command.name}'"
             make_scene(spawner, work, seed)
