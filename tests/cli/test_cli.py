@@ -26,7 +26,7 @@ from logfs.cli.common import progress_bar
 from logfs.errors import InvalidStore
 from logfs.store.store import Store
 from tests.support.command_line import call, fails, ok
-from tests.support.processes import wait_for
+from tests.support.processes import stopped, wait_for
 from tests.support.stores import assert_clean
 from tests.support.terminal import Terminal
 
@@ -584,12 +584,11 @@ def test_tail_tells_of_a_truncation(
             process = subprocess.Popen(words, stdout=file, stderr=errors)
         try:
             wait_for(lambda: out.read_bytes() == b"old\n")
-            process.send_signal(signal.SIGSTOP)
-            store.truncate("t-0", 20)
-            if epoch:
-                partition.epochs.assign(epoch, 0)
-            partition.append([b"new"] * texts)
-            process.send_signal(signal.SIGCONT)
+            with stopped(process.pid):
+                store.truncate("t-0", 20)
+                if epoch:
+                    partition.epochs.assign(epoch, 0)
+                partition.append([b"new"] * texts)
             message = f"truncated below 50, up to which it was printed: it continues at {first}\n"
             wait_for(lambda: said.read_text().endswith(message))
             partition.append([b"after"])

@@ -20,7 +20,7 @@ from logfs.store.observe.metrics import Family, Sample, render
 from logfs.store.store import Store
 from tests.support import command_line
 from tests.support.command_line import ok
-from tests.support.processes import wait_for
+from tests.support.processes import stopped, wait_for
 from tests.support.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -250,13 +250,10 @@ def test_status_of_a_mount_that_does_not_respond(
     """A mount that does not respond is reported, with exit code 1."""
     monkeypatch.setattr(mount_table, "PATIENCE_SECONDS", 1.0)
     assert mount.process is not None
-    mount.process.kill(signal.SIGSTOP)
-    try:
+    with stopped(mount.process.pid):
         # The kernel answers from its caches for a while.
         time.sleep(2)
         assert main(["status", str(mount.path)]) == 1
-    finally:
-        mount.process.kill(signal.SIGCONT)
     assert capsys.readouterr().out == (
         f"{mount.path}: does not respond; its daemon is stopped or waiting for its disk\n"
     )

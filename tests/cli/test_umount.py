@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -15,7 +14,7 @@ from logfs.mount.session import MountOptions, check_paths
 from logfs.store.directory import mount_table
 from tests.support.command_line import call
 from tests.support.mounts import Mount, is_mounted
-from tests.support.processes import run, wait_for
+from tests.support.processes import run, stopped, wait_for
 from tests.support.requirements import need_command, need_root
 
 if TYPE_CHECKING:
@@ -124,20 +123,18 @@ def test_a_mount_whose_daemon_is_stopped(make_mount: Callable[..., Mount], is_la
     mount = make_mount()
     mount.partition("orders-0")
     assert mount.process is not None
-    mount.process.kill(signal.SIGSTOP)
     words = [*LOGFS, "umount", *["-l"] * is_lazy, mount.path]
-    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
+    with stopped(mount.process.pid):
+        process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
         assert process.stderr is not None
-        try:
-            if is_lazy:
-                assert process.wait(60) == 0
-                assert not is_mounted(mount.path)
-            else:
-                # The first line comes while it waits.
-                assert "its daemon does not respond" in process.stderr.readline()
-                assert process.poll() is None
-        finally:
-            mount.process.kill(signal.SIGCONT)
+        if is_lazy:
+            assert process.wait(60) == 0
+            assert not is_mounted(mount.path)
+        else:
+            # The first line comes while it waits.
+            assert "its daemon does not respond" in process.stderr.readline()
+            assert process.poll() is None
+    with process:
         assert process.wait(60) == 0
     assert mount.process.wait(60) == 0
     assert is_closed(mount)
@@ -151,9 +148,8 @@ def test_mounting_over_a_mount_whose_daemon_is_stopped(
     mount = make_mount()
     (tmp_path / "other").mkdir()
     assert mount.process is not None
-    mount.process.kill(signal.SIGSTOP)
-    try:
-        with pytest.raises(InvalidStore, match="logfs is already mounted here"):
-            check_paths(MountOptions(log_dirs=[tmp_path / "other"], mountpoint=mount.path))
-    finally:
-        mount.process.kill(signal.SIGCONT)
+    with (
+        stopped(mount.process.pid),
+        pytest.raises(InvalidStore, match="logfs is already mounted here"),
+    ):
+        check_paths(MountOptions(log_dirs=[tmp_path / "other"], mountpoint=mount.path))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import random
-import signal
 import subprocess
 import threading
 import time
@@ -18,7 +17,7 @@ from logfs.format.base.names import TopicPartition
 from logfs.format.batches.record import Record
 from tests.kafka.topics import offsets
 from tests.support.command_line import call, fails, ok
-from tests.support.processes import wait_for
+from tests.support.processes import stopped, wait_for
 from tests.support.requirements import DEEP
 from tests.support.stores import fingerprint, locks_below
 
@@ -209,8 +208,7 @@ def test_a_mount_on_a_busy_broker(
         # Only what the broker has compacted away before `tail` read it may be missing.
         left = (mount.path / f"{name}-0/records").read_bytes().splitlines()
         assert set(left) <= set(shown)
-    os.kill(busy.process.pid, signal.SIGSTOP)  # type: ignore[union-attr]
-    try:
+    with stopped(busy.process.pid):  # type: ignore[union-attr]
         before = fingerprint(busy.log_dir), locks_below(busy.log_dir)
         assert before[1]
         assert_reads_everything(mount.path)
@@ -219,8 +217,6 @@ def test_a_mount_on_a_busy_broker(
         assert mount.errors() == again.errors() == ""
         again.stop()
         assert (fingerprint(busy.log_dir), locks_below(busy.log_dir)) == before
-    finally:
-        os.kill(busy.process.pid, signal.SIGCONT)  # type: ignore[union-attr]
     # Once the broker is idle, the mount shows what Kafka's own consumer sees.
     for name in TOPICS:
         wait_for(lambda name=name: shown_by(mount, name) == consumed(client, name))

@@ -42,7 +42,7 @@ from logfs.store.store import Store
 from tests.support.batches import Batches
 from tests.support.examples import seed_of
 from tests.support.partitions import values
-from tests.support.processes import wait_for
+from tests.support.processes import stopped, wait_for
 from tests.support.requirements import DEEP
 from tests.support.stores import fingerprint, locks_below, set_topic
 
@@ -1173,13 +1173,15 @@ def test_files_that_are_replaced_all_the_time_can_be_read(
     threads = [threading.Thread(target=work) for work in (replace, read, read)]
     for thread in threads:
         thread.start()
-    time.sleep(2)
-    ended.set()
-    for thread in threads:
-        thread.join()
+    try:
+        time.sleep(2)
+        wait_for(lambda: errors or len(texts) > 1)
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
     path.write_bytes(before)
     assert not errors
-    assert len(texts) > 1
     assert texts - {before} <= {b"0\n1\n0 %d\n" % (10**number) for number in range(9)}
 
 
@@ -1192,8 +1194,7 @@ def test_a_read_only_mount_changes_nothing_in_the_log_directory(
     for _ in range(10):
         shown += writer.append(10, size=60)
     without_text_indexes(writer.log_dir / NAME)
-    os.kill(writer.process.pid, signal.SIGSTOP)
-    try:
+    with stopped(writer.process.pid):
         before = fingerprint(writer.log_dir), locks_below(writer.log_dir)
         assert len(before[1]) == 1
         mount = make_mount("--read-only", log_dirs=[writer.log_dir])
@@ -1210,8 +1211,6 @@ def test_a_read_only_mount_changes_nothing_in_the_log_directory(
         assert caught.value.errno == errno.EROFS
         mount.stop()
         assert (fingerprint(writer.log_dir), locks_below(writer.log_dir)) == before
-    finally:
-        os.kill(writer.process.pid, signal.SIGCONT)
     shown += writer.append(1)
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import threading
 import time
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
 
 
 def wait_for(what: Callable[[], object], seconds: float = 20) -> None:
@@ -31,6 +34,23 @@ def run(*command: str | Path, **options: object) -> str:
     )
     assert done.returncode == 0, done.stderr.decode()
     return str(done.stdout.decode())
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """Stop a process while the block runs. A system call that one of its threads is in has ended before."""
+
+    def states() -> set[str]:
+        # The state follows the name of the program, which is in parentheses.
+        tasks = Path(f"/proc/{pid}/task").iterdir()
+        return {(task / "stat").read_text().rpartition(") ")[2][0] for task in tasks}
+
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        wait_for(lambda: states() == {"T"})
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 class Threads:
