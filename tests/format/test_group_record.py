@@ -235,6 +235,7 @@ def view(kind: int, value: str) -> dict:
     found = parse_value(kind, bytes.fromhex(value))
     assert found is not None
     assert found.version == 0
+    assert VALUES[kind].encode(0, found.fields) == bytes.fromhex(value)
     return value_view(found)["data"]
 
 

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from logfs.errors import Corrupt
 from logfs.format.base.names import TopicPartition
-from logfs.format.batches.batch import MAGIC, Batch
+from logfs.format.batches.batch import HEADER_SIZE, MAGIC, Batch, parse_header
 from logfs.format.batches.compression import Codec, compress, fix_lz4_header
-from logfs.format.batches.legacy import LegacyBatch, parse_batch
+from logfs.format.batches.legacy import LegacyBatch, parse_batch, whole_batches
 from logfs.format.batches.record import Record
 from logfs.format.files import checkpoint
 from logfs.format.text import envelope, rendering
@@ -30,6 +30,7 @@ from logfs.log.segment.batch_iterator import DamagedRange
 from logfs.store.directory.log_dir import CLEANER_OFFSETS
 from logfs.store.observe.check import Severity, check
 from logfs.store.store import Store
+from tests.support.batches import empty_batch
 from tests.support.command_line import call, ok
 from tests.support.examples import drawn, examples
 from tests.support.legacy_encoder import CREATE, LATE, NONE, Old, as_read, message, stored, wrapper
@@ -262,6 +263,24 @@ def test_lengths_that_do_not_fit() -> None:
         for size in (-1, 0, 13, 15, 17, 2**31 - 1):
             with pytest.raises(Corrupt):
                 parse_batch(data[:8] + struct.pack(">i", size) + data[12:])
+
+
+def test_whole_batches_of_any_magic() -> None:
+    """A batch without records, which has the smallest size, counts; an incomplete last batch does not."""
+    new = raw_batch([Record(b"v")], 7)
+    empty = empty_batch(parse_header(raw_batch([Record(b"v")], 8)))
+    assert len(empty) == HEADER_SIZE
+    data = K_V0 + new + empty + K_V1
+    headers = list(whole_batches(data))
+    assert [header.magic for header in headers] == [0, 2, 2, 1]
+    assert [header.size_bytes for header in headers] == [*map(len, (K_V0, new, empty, K_V1))]
+    for cut in range(len(data) - len(K_V1), len(data)):
+        assert len(list(whole_batches(data[:cut]))) == 3
+    for short in (empty, K_V0):
+        least = len(short) if short is empty else 26
+        wrong = short[:8] + struct.pack(">i", least - 12 - 1) + short[12:]
+        with pytest.raises(Corrupt, match="too small"):
+            list(whole_batches(wrong + data))
 
 
 @pytest.mark.parametrize("data", [K_V0, K_V1, K_V1_GZIP])

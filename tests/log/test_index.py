@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import random
 import threading
@@ -491,6 +492,33 @@ def test_text_lookups_agree_with_a_plain_search(
     )
     index.truncate(target)
     assert list(index) == [entry for entry in entries if entry.position <= target]
+
+
+def test_a_search_beside_a_damaged_text_entry_is_never_wrong(tmp_path: Path) -> None:
+    """Whichever bit of an offset is flipped, `around` gives the true entries or raises `Corrupt`."""
+    entries = 7
+    index = texts(tmp_path, slots=entries)
+    for number in range(entries):
+        index.append(BASE + 1000 * (number + 1), 50 * (number + 1), sized(number))
+    index.trim()
+    index.close()
+    data = index.path.read_bytes()
+    around = {offset: index.around(offset) for offset in range(BASE, BASE + 8000, 500)}
+    assert around[BASE] == (BASE, 0, 50)
+    assert around[BASE + 1000] == (BASE + 1000, 50, 100)
+    assert around[BASE + 7500] == (BASE + 7000, 350, -1)
+    refused = 0
+    for number, bit in itertools.product(range(entries), range(32)):
+        damaged = bytearray(data)
+        damaged[number * 32 + bit // 8] ^= 1 << bit % 8
+        index.path.write_bytes(damaged)
+        index.close()
+        for offset, expected in around.items():
+            try:
+                assert index.around(offset) == expected
+            except Corrupt:
+                refused += 1
+    assert refused
 
 
 def test_a_position_gets_one_text_entry(tmp_path: Path) -> None:

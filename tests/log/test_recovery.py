@@ -13,6 +13,7 @@ import pytest
 from logfs.errors import Corrupt
 from logfs.format.base import names
 from logfs.format.batches.record import Record
+from logfs.log import recovery
 from logfs.log.disk.checked_disk import CheckedDisk
 from logfs.log.disk.disk import Disk
 from logfs.store.store import Store
@@ -118,6 +119,23 @@ def test_an_impossible_index_is_rebuilt(
         # A read-only store changes no file; the next writable store repairs the index.
         with Store(log_dir, clock=clock) as store:
             hold(store[NAME])
+
+
+@pytest.mark.parametrize("records", [1, RECORDS])
+def test_a_clean_start_rebuilds_no_index(
+    log_dir: Path, records: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The files of the last segment are used as they are, with and without entries in its indexes."""
+    with Store(log_dir) as store:
+        set_topic(store, "orders", index_interval_bytes=200)
+        store.create(NAME).append([b"x" * 100])
+        for _ in range(records - 1):
+            store[NAME].append([b"x" * 100])
+    monkeypatch.delattr(recovery, "IndexBuilder")
+    for read_only in (True, False):
+        with Store(log_dir, read_only=read_only) as store:
+            assert store[NAME].log_end_offset == records
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("suffix", [".index", ".timeindex", ".textindex"])

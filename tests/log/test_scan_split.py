@@ -107,3 +107,5 @@ def test_a_reader_that_has_not_looked_again_learns_that_a_segment_has_left(log_d
             store.delete_records(NAME, 1)
             store.retain()
             assert [each.segment.has_left(reader) for each in (first, last)] == [True, False]
+            store.truncate(NAME, 1)
+            assert last.segment.has_left(reader)

@@ -215,6 +215,18 @@ def test_the_status_names_a_failure(store: Store) -> None:
     orders.failure = None
 
 
+def test_the_status_lists_the_background_work_of_its_partition(store: Store) -> None:
+    """`background` of a partition's status has the operations on this partition, and no others."""
+    partitions = [store.create(f"orders-{number}") for number in range(2)]
+    with store.registry.doing("compacting", "orders-0", total_bytes=50) as work:
+        work.done_bytes = 20
+        shown = [partition_status(partition, store)["background"] for partition in partitions]
+    assert [(each["what"], each["done_bytes"], each["total_bytes"]) for each in shown[0]] == [
+        ("compacting", 20, 50)
+    ]
+    assert shown[1] == []
+
+
 def test_each_action_is_logged_in_one_line(
     store: Store, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
