@@ -363,7 +363,10 @@ class Cluster:
         ]
 
     def epoch_ends(self, node: int, wanted: Sequence[Wanted]) -> list[EpochEnd]:
-        """Return where the epoch `last_epoch` of each `Wanted` ends in the leader's log (kafka-storage 10.5)."""
+        """Ask the broker with the id `node`, the leader of all `wanted` partitions, where each `last_epoch` ends.
+
+        The end of an epoch is the offset after its last record in the leader's log (kafka-storage 10.5).
+        """
         from kafka.protocol.consumer.offsets import OffsetForLeaderEpochRequest
 
         kind = OffsetForLeaderEpochRequest.OffsetForLeaderTopic

@@ -101,9 +101,9 @@ def inside_log(
     Offsets are lost if they are below the log start offset, or at or above the log end offset. Offsets that
     compaction has removed are not lost. If no offset is inside the log, the returned range is empty: its start is at
     or above its end. A loss raises `DataLoss` if `fail` is true, otherwise it is logged as a warning. `where` is
-    appended to the text of the error or warning: a task passes its host's name and the error that it got when it
-    opened the planned file. Raises `NotStable` for offsets in the log that a reader of committed records must not see
-    yet.
+    appended to the text of the error or warning: a task of Spark passes its host's name and the reason why it could
+    not open the file of its split. Raises `NotStable` for offsets in the log that a reader of committed records must
+    not see yet.
     """
     start, log_end = reader.log_start_offset, reader.log.state.log_end_offset
     stable = reader.log_end_offset

@@ -34,10 +34,11 @@ def _bucket(root: BucketPath) -> BucketDisk:
 
 @functools.lru_cache(maxsize=16)
 def tiered_disk(home: Path, prefix: str) -> TieredDisk:
-    """Return a disk that reads segments of another process's tiered store; the arguments are those of `TieredDisk`.
+    """Return a `Disk` whose files are remote segments of another process's tiered store, to read them.
 
-    A read of a missing object raises `Gone`: only the process that has the segment's metadata can tell whether the
-    object was deleted or is lost.
+    `home` and `prefix` are the settings remote.storage.url and remote.storage.prefix of that store. A read of a
+    missing object raises `Gone`: only the process that has the segment's metadata can tell whether the object was
+    deleted or is lost.
     """
     from logfs.log.remote.chunk_cache import LIMIT_BYTES
     from logfs.log.remote.tiered_disk import TieredDisk

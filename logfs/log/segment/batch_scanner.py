@@ -539,8 +539,9 @@ def _below(rows: NDArray[np.int64], limit_offset: int) -> NDArray[np.int64]:
 def _without_doubtful_end(rows: NDArray[np.int64], expected: int) -> NDArray[np.int64]:
     """Return `rows` without the last batch if offsets are missing before that batch.
 
-    No CRC covers a batch's offset. Only the batch after it can confirm the offset. The next scan therefore begins
-    with the batch that was left out, and reads the batch after it, too.
+    `expected` is the offset after the batch before `rows`. No CRC covers a batch's offset. Only the batch after it
+    can confirm the offset. The next scan therefore begins with the batch that was left out, and reads the batch after
+    it, too.
     """
     if len(rows):
         before = int(rows[-2, NEXT_OFFSET]) if len(rows) > 1 else expected

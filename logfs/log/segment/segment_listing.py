@@ -66,7 +66,7 @@ def list_segments(disk: Disk, directory: Path, end_of: Callable[[int, Files], in
 
 
 def _names(disk: Disk, directory: Path) -> dict[str, int]:
-    """Return the names of segment files with their identities.
+    """Return the inode number of each segment file, by name.
 
     A rename during a scan may hide a file, or show it twice. If the directory may have changed during the scan, scan
     again until two scans agree. Raises `Gone` if none of `_SCANS` scans agrees with the one before it.

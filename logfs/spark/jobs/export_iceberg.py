@@ -128,12 +128,12 @@ class IcebergTables:
     ) -> None:
         """Add the files of the tasks, `written`, to the tables of their topics, with one commit for each table.
 
-        A missing table is created. The files are first moved into the directories of the tables. The snapshot and
-        the properties of a table store the `offsets` of its topic. If `replaced` is given, the same commits remove
-        the older records of the partitions `replaced`. The tables are committed in the order of their names: after an
-        error, the earlier ones stay committed, and `begins`, the offsets at which this export began, stay stored for
-        the other topics. Raises `JobFailed` if another writer has changed a table meanwhile, and the errors of
-        pyiceberg.
+        A missing table is created. The files are first moved into the directories of the tables. The snapshot and the
+        properties of a table store the `offsets` of its topic. If `replaced` is given, the same commits remove the
+        records that earlier exports have written of the partitions `replaced`. The tables are committed in the order
+        of their names. An error leaves the tables before it committed. Then the next export begins the other topics
+        at `begins`, the offsets at which this export began: they are stored before the first commit. Raises
+        `JobFailed` if another writer has changed a table meanwhile, and the errors of pyiceberg.
         """
         of_topic: dict[str, list[WrittenFile]] = {}
         if replaced is not None:

@@ -110,5 +110,5 @@ class LeasedLogDir(LogDir):
         """Do nothing: only the holder of the lock writes the checkpoints, with the offsets from `returned`."""
 
     def mark_clean(self) -> None:
-        """Record for `returned` that the partition was closed cleanly."""
+        """Remember that the partition was closed cleanly: the lease that `returned` returns then has `clean`."""
         self._closed_cleanly = True

@@ -246,12 +246,12 @@ class TieredLogs:
         partition.attach_remote(remote, log_start_offset)
 
     def _between(self, partition: Log, log_start_offset: int, offset: int) -> Sequence[Segment]:
-        """Return the result of `TieredLog.segments_between` for the present log start and settings.
+        """Return the remote segments from the log start to `offset` (`TieredLog.segments_between`).
 
         A reader calls this after it has listed the local segments. Another process may have changed the log since it
         was loaded. It may have enabled tiering: if the topic is not tiered, its settings are read again. It may also
-        have advanced the log start and deleted segments: the log start is read again from the checkpoint, so that
-        segments below it do not count as missing.
+        have advanced the log start beyond `log_start_offset` and deleted segments: the log start is read again from
+        the checkpoint, so that segments below it do not count as missing.
         """
         log = self.of(partition)
         if log is None:
