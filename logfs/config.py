@@ -53,8 +53,9 @@ def value_in_force(name: str, topic: Mapping[str, str], broker: Mapping[str, str
     """Return the value that a topic-level setting has under the given overrides, as canonical text.
 
     `topic` and `broker` are the overrides of the two levels: texts by setting name. The docstring of this module has
-    the order of precedence; `_in_force` describes an exception, for the two settings that limit the timestamps of
-    records. Raises `InvalidSetting` for an unknown name or an invalid override.
+    the order of precedence. The only exception: if `message.timestamp.before.max.ms` or
+    `message.timestamp.after.max.ms` is unlimited, the deprecated `message.timestamp.difference.max.ms` applies.
+    Raises `InvalidSetting` for an unknown name or an invalid override.
     """
     return topic_setting(name).format(_in_force(name, topic, broker)[0])
 
@@ -80,7 +81,7 @@ def describe_source(name: str, topic: Mapping[str, str], broker: Mapping[str, st
 
 
 def _in_force(name: str, topic: Mapping[str, str], broker: Mapping[str, str]) -> tuple[Value, str]:
-    """Return a topic-level setting's value in force, and its source in the form that `describe_source` returns.
+    """Return a topic-level setting's value in force, and its source: `topic NAME`, `broker NAME` or `default`.
 
     Two settings are an exception to the order of precedence in this module's docstring:
     `message.timestamp.before.max.ms` and `message.timestamp.after.max.ms`. If such a setting is unlimited, and the
@@ -96,7 +97,10 @@ def _in_force(name: str, topic: Mapping[str, str], broker: Mapping[str, str]) ->
 
 
 def _first_set(name: str, topic: Mapping[str, str], broker: Mapping[str, str]) -> tuple[Value, str]:
-    """Return a topic-level setting's value and source, without the exception that `_in_force` makes."""
+    """Return a topic-level setting's value by the order of precedence in this module's docstring, and its source.
+
+    The source is `topic NAME`, `broker NAME` or `default`.
+    """
     setting = topic_setting(name)
     if name in topic:
         return setting.parse(topic[name]), f"topic {name}"
@@ -114,7 +118,10 @@ def _first_set(name: str, topic: Mapping[str, str], broker: Mapping[str, str]) -
 
 
 def _check_together(values: Mapping[str, Any]) -> None:
-    """Raise `InvalidSetting` if values that are valid by themselves contradict each other (kafka-storage 11.1)."""
+    """Raise `InvalidSetting` if values that are valid by themselves contradict each other (kafka-storage 11.1).
+
+    `values` has the parsed values of all topic-level settings, by setting name.
+    """
     shortest, longest = values["min.compaction.lag.ms"], values["max.compaction.lag.ms"]
     if shortest > longest:
         raise InvalidSetting(
@@ -157,7 +164,10 @@ def _attribute(value: Value) -> Value | frozenset[str]:
 
 
 def _attributes(cls: Any, values: Mapping[str, Value]) -> dict[str, Any]:
-    """Return arguments for the constructor of `cls`: the values of the settings for which `cls` has an attribute."""
+    """Return arguments for the constructor of `cls`: the values of the settings for which `cls` has an attribute.
+
+    `cls` is `LogConfig` or `BrokerConfig`. `values` has parsed values by setting name.
+    """
     names = {field.name.replace("_", "."): field.name for field in fields(cls)}
     return {names[name]: _attribute(value) for name, value in values.items() if name in names}
 

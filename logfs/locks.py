@@ -103,5 +103,5 @@ def make_lock(level: Level) -> threading.Lock:
 
 
 def make_rlock(level: Level) -> threading.RLock:
-    """Return a new reentrant lock. `level` is for the tests, as in `make_lock`."""
+    """Return a reentrant lock. `level` is for the tests, which replace this function to check the order of locks."""
     return threading.RLock()

@@ -30,12 +30,15 @@ def add_chunk(
     start: int,
     make: Callable[[Partition, Record], R],
 ) -> bool:
-    """Read the next chunk of a partition, from offset `start` on, and append its entries to `entries`.
+    """Read up to 1000 offsets of a partition, from `start` on, and append an entry for each record to `entries`.
 
-    `make` converts each record to the item of its `Entry`. Returns True if the read succeeds; at the log end, it adds
-    no entry. If the read fails and `entries` is empty, raises the error: `OffsetOutOfRange`, `DamagedRange` or
-    another `LogfsError`. If the read fails and `entries` is not empty, returns False. The caller must then consume
-    all entries, and call this again from the partition's next offset: this second call raises the error.
+    An entry is (partition name, offset after the record, item); `make` converts the record to the item. A last entry,
+    whose item is None, has the offset at which the next read starts. At the log end, no entry is added.
+
+    Returns True if the read succeeds. If it fails and `entries` is empty, raises the error: `OffsetOutOfRange`,
+    `DamagedRange` or another `LogfsError`. If it fails and `entries` is not empty, returns False. The caller must
+    then consume all entries, and call this function again from the partition's next offset: this second call raises
+    the error.
     """
     end = min(reader.log_end_offset, start + _OFFSETS)
     if end <= start:

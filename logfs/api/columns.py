@@ -41,7 +41,10 @@ class PartitionColumns(Columns):
         return table(self.topic, self.partition, self)
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        """Return a PyCapsule with Arrow's C stream of the rows (the Arrow PyCapsule interface)."""
+        """Return a PyCapsule with Arrow's C stream of the rows (the Arrow PyCapsule interface).
+
+        `requested_schema` is a PyCapsule with the Arrow schema to cast the rows to; None keeps their own schema.
+        """
         return self.to_arrow().__arrow_c_stream__(requested_schema)
 
     def to_pandas(self) -> pandas.DataFrame:

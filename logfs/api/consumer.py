@@ -50,7 +50,9 @@ class Consumer:
     a `close` that commits raise `StoreLocked`.
 
     If a partition was truncated below what this member has read, a warning is logged. The member goes on where the
-    new records begin, if this process has truncated the log or the leader epochs tell it, otherwise at the log end.
+    new records begin, if this process has truncated the log, or if these records have a new leader epoch. Otherwise
+    it goes on at the offset that it has reached, or at the log end if that is lower; it leaves out new records below
+    this offset.
 
     Only one thread may use a consumer. It is a context manager; `close` leaves the group.
     """
@@ -125,10 +127,11 @@ class Consumer:
         return self
 
     def __next__(self) -> ConsumerRecord:
-        """Return the next record. The record that the previous call returned is consumed from now on.
+        """Return the next record. The record that the previous call returned counts as consumed from now on.
 
-        Raises `StopIteration` if no record comes within the timeout, but not while another member has yet to release
-        a partition to this member.
+        A commit includes only consumed records. Raises `StopIteration` if no record comes within the timeout, but not
+        while another member has yet to release a partition to this member. Raises `ValueError` if the consumer is
+        closed, `UnknownPartition` if a topic no longer exists, and `DamagedRange` at damage.
         """
         since = time.monotonic()
         while True:
@@ -183,7 +186,10 @@ class Consumer:
             self._in_hand = None
 
     def _find(self) -> list[str]:
-        """Return the names of the partitions that the group reads. Raises `UnknownPartition`."""
+        """Return the names of all partitions that the group reads, offline ones included.
+
+        Raises `UnknownPartition` if the store lacks one of the topics or partitions that this consumer was given.
+        """
         engine = self._store._refreshed()
         known = [*engine, *engine.offline]
         found: dict[str, None] = {}
@@ -220,7 +226,10 @@ class Consumer:
         return log is None or self._ids[name].is_of(log)
 
     def _is_kept(self, name: str, offset: int) -> bool:
-        """Whether a partition is the same, and has not been truncated below `offset`; True if it is offline."""
+        """Whether a partition is still the one that this member began to read, and was not truncated below `offset`.
+
+        True if it is offline or deleted.
+        """
         log = self._store._engine.find(name)
         if log is None:
             return True
@@ -259,7 +268,7 @@ class Consumer:
     def _fetch(self) -> bool:
         """Read a chunk of each partition with new records, and append its entries to `_read`.
 
-        Returns whether `_read` has entries.
+        `_read` is the queue from which `next` returns records. Returns whether it has entries now.
         """
         # If this partition fails again, its error is raised, and the next call reads the others.
         first, self._unread = self._unread, ""
@@ -295,7 +304,11 @@ class Consumer:
         return bool(self._read)
 
     def _go_back(self, name: str, place: Place, log: Log) -> Place:
-        """If a log was truncated below what this member has read, go back to where the new records begin."""
+        """Return the place at which to go on in a partition, after a check for a truncation.
+
+        `place` is the present place of this member. If `log`, the partition's log, was truncated below it, log a
+        warning, and change the place as the class describes.
+        """
         cut = self._reached[name].truncation_below(log, place.taken)
         if cut is None:
             return place

@@ -54,7 +54,8 @@ class Following(Generic[R]):
         """Follow the partitions that `partitions` returns. Each read calls this function, to find new partitions.
 
         `offsets` maps partition names to the first offset to read. A partition that is not in `offsets` is read from
-        its log start. `make` converts each record to the item that the iterator returns.
+        its log start. `make` converts each record to the item that the iterator returns. `timeout` is in seconds;
+        with None the iteration never ends. `isolation` is "read_uncommitted" or "read_committed".
         """
         self._store = store
         self._partitions = partitions
@@ -82,7 +83,7 @@ class Following(Generic[R]):
         return self._offsets.copy()
 
     def seek(self, partition: str, offset: int) -> None:
-        """Go on at `offset` in the partition with the name `partition`."""
+        """Continue the iteration at `offset` in the partition with the name `partition`, such as after an error."""
         self._read.clear()
         self._offsets[partition] = offset
         self._ids.pop(partition, None)
@@ -126,7 +127,11 @@ class Following(Generic[R]):
         return bool(taken)
 
     def _take(self) -> list[Entry[R]]:
-        """Read a chunk of each partition that has new records, and return their entries (see `add_chunk`)."""
+        """Read a chunk of each partition that has new records, and return one list with the entries of all chunks.
+
+        If a partition cannot be read, this raises the error only if no entry was read before it. Otherwise the next
+        call raises the error.
+        """
         taken: list[Entry[R]] = []
         # If this partition fails again, its error is raised, and the next call reads the others.
         first, self._unread = self._unread, ""
@@ -149,9 +154,9 @@ class Following(Generic[R]):
         return taken
 
     def _check(self, name: str, reader: Reader, start: int) -> None:
-        """Raise `OffsetOutOfRange` if records at or after `start` were deleted, or some before it were cut off.
+        """Raise `OffsetOutOfRange` if `start` is outside of the log, or if the log was truncated below `start`.
 
-        The same error is raised at each call until `seek`.
+        `start` is the next offset to read in the partition `name`. Later calls raise the same error until `seek`.
         """
         if name not in self._left:
             try:
@@ -179,12 +184,15 @@ class Following(Generic[R]):
         return self._offsets.get(name, reader.log_start_offset)
 
     def _begin(self, name: str, log: Log, offset: int) -> None:
-        """Note which partition is read under a name, and from which offset on."""
+        """Remember that `log` is the log of the partition `name`, and that it is read from `offset` on."""
         self._ids[name] = PartitionIdentity(log)
         self._reached[name] = ReachedOffset(log, offset)
 
     def _next_pause(self, stop: type[Exception]) -> float:
-        """Return how long (seconds) to wait for new records. Raises `stop` once the timeout has passed."""
+        """Return the time (seconds) until the next check for new records.
+
+        Raises `stop` if no record has come within the timeout.
+        """
         now = time.monotonic()
         if self._since is None:
             self._since = now

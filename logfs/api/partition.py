@@ -160,7 +160,10 @@ class Partition:
             yield record
 
     def last(self, count: int, *, isolation: str = "read_uncommitted") -> Iterator[Record]:
-        """Yield the last `count` records; all of them if there are fewer."""
+        """Yield the last `count` records; all of them if there are fewer.
+
+        Raises `ValueError` for a negative `count`, and the errors of `read`.
+        """
         if checked_number("count", count) < 0:
             raise ValueError(f"count must be 0 or more, not {count}")
         reader = self._reader(isolation)

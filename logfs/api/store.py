@@ -111,7 +111,10 @@ class Store(Mapping[str, Partition]):
             raise UnknownPartition(f"{name}: no such partition{hint}") from None
 
     def _for_writing(self, what: str) -> Engine:
-        """Return the engine. Raises `NotWritable` if the store is read-only; the message begins with `what`."""
+        """Return the engine, which is the `Store` of `logfs.store.store`.
+
+        Raises `NotWritable` if the store is read-only; the message begins with `what`.
+        """
         engine = self._engine
         if engine.read_only:
             raise NotWritable(f"{what}: the store is open read-only; open it with the mode 'r+'")
@@ -152,9 +155,9 @@ class Store(Mapping[str, Partition]):
     def _stop(self, *, wait: bool = True) -> Engine | None:
         """Mark this store as closed, and return its engine, which the caller must close.
 
-        Returns None if this store was closed before. Tells the upkeep thread to end, even in the middle of a round.
-        With `wait`, waits until the thread has ended. If Ctrl-C interrupts this call, it unlocks the log directories
-        without a flush.
+        The engine is the `Store` of `logfs.store.store`. Returns None if this store was closed before. Tells the
+        upkeep thread to end, even in the middle of a round. With `wait`, waits until the thread has ended. If Ctrl-C
+        interrupts this call, it unlocks the log directories without a flush.
         """
         engine, self._opened = self._opened, None
         try:
@@ -282,9 +285,8 @@ class Store(Mapping[str, Partition]):
     def upkeep(self) -> None:
         """Run the tasks that are due: flushes, checkpoints, retention, compaction, copies to a bucket.
 
-        This may take minutes.
-
-        If one of these tasks fails, the error is logged, and a later call tries the task again.
+        This may take minutes. If one of these tasks fails, the error is logged, and a later call tries the task
+        again. In a read-only store, this only looks for changes that another process has made.
         """
         self._engine.upkeep()
 

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 class Topic:
     """A topic of an open store, from `store.topic("orders")`. Any thread may use it.
 
-    Each call acts on the partitions that the topic has at that time. For `isolation` and times see `Partition`.
+    Each call acts on the partitions that the topic has at that time. `isolation` is as in Kafka: "read_uncommitted"
+    (all records) or "read_committed" (only the records below the last stable offset, without those of aborted
+    transactions). Times are ms since the epoch, or a `datetime` with a time zone.
     """
 
     name: str
@@ -63,8 +65,14 @@ class Topic:
         """Append one record, and return the number of its partition and its offset.
 
         Kafka's default partitioner chooses the partition: by the hash of the key. Records without a key go to one
-        partition until they fill a batch, and then to another. The arguments and the errors are those of
-        `Partition.append`.
+        partition until they fill a batch, and then to another.
+
+        A value or a key is bytes, bytearray, memoryview, a str (UTF-8), or None: a record without a value is a
+        tombstone. `headers` is a mapping, or pairs of a name and a value. Without a `timestamp` the record has the
+        time of the append. A whole `Record` may be given as the value.
+
+        Raises the errors of `Partition.append`, and `UnknownPartition` if the topic's partitions are not numbered
+        from 0 without a gap.
         """
         return self.append_many([as_record(value, key, headers, timestamp)])[0]
 
@@ -107,10 +115,12 @@ class Topic:
         timeout: float | None = None,
         isolation: str = "read_uncommitted",
     ) -> Following[ConsumerRecord]:
-        """Return an iterator over the records that are appended from now on, like `Partition.follow`.
+        """Return an iterator over the records that are appended to the topic from now on.
 
         With `begin="earliest"` the iterator begins with the first records in the logs. Partitions that are created
-        later are read from their start. The records of a partition keep their order.
+        later are read from their start. The records of a partition keep their order. The iterator ends when no record
+        has come for `timeout` seconds; without a `timeout` it never ends. It works with `for` and, under asyncio,
+        with `async for`. See `Following` for the errors.
         """
         if begin not in ("earliest", "latest"):
             raise InvalidName(f"begin {begin!r}: give 'earliest' or 'latest'")

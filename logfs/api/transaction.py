@@ -81,16 +81,24 @@ class Transaction:
         headers: Headers = (),
         timestamp: int | datetime | None = None,
     ) -> tuple[int, int]:
-        """Append one record to a partition or a topic; return the partition number and the offset.
+        """Append one record to the partition or the topic `target`; return the partition number and the offset.
 
-        `Topic.append` tells which partition of a topic is chosen. The other arguments and the errors are those of
-        `Partition.append`. After an append has failed, the transaction can only be aborted, as with Kafka's producer:
-        all later calls but `abort` raise `InvalidTransactionState`.
+        For a topic, Kafka's default partitioner chooses the partition, as in `Topic.append`. A value or a key is
+        bytes, bytearray, memoryview, a str (UTF-8), or None: a record without a value is a tombstone. `headers` is a
+        mapping, or pairs of a name and a value. Without a `timestamp` the record has the time of the append. A whole
+        `Record` may be given as the value.
+
+        Raises the errors of `Partition.append`, and `UnknownPartition` if the store lacks `target`. After an append
+        has failed, the transaction can only be aborted, as with Kafka's producer: all later calls but `abort` raise
+        `InvalidTransactionState`.
         """
         return self.append_many(target, [as_record(value, key, headers, timestamp)])[0]
 
     def append_many(self, target: str, records: Iterable[Value | Record]) -> list[tuple[int, int]]:
-        """Append records to a partition or a topic; return the partition number and the offset of each."""
+        """Append records to the partition or the topic `target`; return the partition number and the offset of each.
+
+        An item of `records` is a value, as in `append`, or a `Record`. Raises the errors of `append`.
+        """
         engine = self._store._engine
         checked_name("target", target)
         if target in engine:

@@ -209,7 +209,9 @@ def _choose(
 ) -> int:
     """Run the command that the first word names, and return the exit code.
 
-    The module of a command with subcommands, such as `spark`, has `COMMANDS`; the second word names the subcommand.
+    `commands` maps the names of the commands to one-line descriptions, and `package` is the package with their
+    modules. The help shows `prog` (the program, with a command before a subcommand) and `description`. The module of
+    a command with subcommands, such as `spark`, has `COMMANDS`; the second word names the subcommand.
     """
     if words and words[0] in commands:
         name, text = words[0], _sentence(commands[words[0]])

@@ -117,7 +117,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _keyed_lines(arguments: argparse.Namespace) -> KeyedLines | None:
-    """Return the converter of lines to JSON envelopes; None if each line is already a value or an envelope."""
+    """Return the converter of lines to JSON envelopes; None if each line is already a value or an envelope.
+
+    Raises `InvalidName` for a malformed option, or for one that cannot be combined with `--jsonl`.
+    """
     if arguments.key_separator is None and not arguments.header and arguments.start is None:
         return None
     from logfs.format.text.keyed_lines import KeyedLines

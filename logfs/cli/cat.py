@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _ranges(opened: OpenLogs, bounds: Bounds) -> dict[OpenLog, Range]:
-    """Return the offsets [start, end) to print of each log.
+    """Return the offsets [start, end) to print of each log; an `end` of None stands for the log end.
 
     If TARGET stands for several partitions, those for which `Bounds.of` raises `OffsetOutOfRange` are left out: for
     example, those without a record at the given offset. If no partition is left, that error is raised.

@@ -87,7 +87,7 @@ def add_target(parser: argparse.ArgumentParser, *, topics: bool = False) -> None
 
 
 def add_partition_or_topic(parser: argparse.ArgumentParser) -> None:
-    """Add the TARGET argument of a command that accepts a partition or a topic. Parse it with `target`."""
+    """Add the TARGET argument of a command that accepts a partition or a topic. The function `target` parses it."""
     what = "LOGDIR/PARTITION or LOGDIR/TOPIC, or LOGDIR… PARTITION or TOPIC"
     parser.add_argument("target", nargs="+", type=not_empty, metavar="TARGET", help=what)
 
@@ -249,7 +249,8 @@ def _check_no_log_dir(path: Path) -> None:
 def ask(log_dirs: Sequence[Path], request: Request, title: str = "") -> Answer:
     """Execute an administrative request: by the mount of the log directories or, without a mount, in this process.
 
-    The progress of a long request is shown under `title`. Raises the errors of `client.call`.
+    A bar with the title `title` shows the progress of a long request; with "" there is no bar. Raises the errors of
+    `client.call`.
     """
     from logfs.store.admin import client
 
@@ -364,7 +365,7 @@ def _unknown(wanted: Target) -> UnknownPartition:
 
 
 def warn(text: str) -> None:
-    """Print a warning to standard error, after what was printed to standard output before."""
+    """Flush standard output, so that earlier output comes first, and print a warning to standard error."""
     sys.stdout.flush()
     print(f"logfs: {text}", file=sys.stderr)
 

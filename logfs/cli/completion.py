@@ -47,7 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the completion script. Raises `LogfsError` if shtab, which generates it, is not installed."""
+    """Print the completion script or, with `--groups`, the names of groups, one per line.
+
+    Raises `InvalidName` if neither a shell nor `--groups` is given, and `LogfsError` if shtab, which generates the
+    script, is not installed.
+    """
     if arguments.groups:
         for group in _groups(os.environ.get(_WORDS, "").splitlines()):
             print(group)
@@ -59,7 +63,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _groups(words: list[str]) -> list[str]:
-    """Return the groups that have committed offsets in the log directories that a command line names."""
+    """Return the groups that have committed offsets in the log directories that a command line names.
+
+    `words` are the words of the command line, beginning with the program.
+    """
     from logfs.cli.common import log_dirs_of, split_name, with_whole_store
     from logfs.store.store import Store
 

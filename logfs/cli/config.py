@@ -39,7 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Set each NAME=VALUE. Then print the effective value of each NAME, or of all settings, and its source."""
+    """Set each NAME=VALUE. Then print the effective value of each NAME, and its source.
+
+    If the arguments have neither NAME=VALUE nor NAME, print the values of all settings.
+    """
     from logfs.store.admin.requests import Configure, check_topic
     from logfs.store.store import Store
 

@@ -155,6 +155,9 @@ class _Printed(NamedTuple):
 class _Consumer:
     """Consumes the partitions that are assigned to one member of a consumer group.
 
+    A batch here is a range of offsets of a partition that is consumed at a time, not a record batch. Without
+    `--exec`, a batch is printed, and remembered until the reader of standard output has taken all of its text.
+
     `is_whole` is False once the command of `--exec` has failed, or a record was missed: it could not be read, was
     deleted before it was read, or was left out after a truncation.
     """
@@ -235,7 +238,7 @@ class _Consumer:
         ]
 
     def _forget_printed(self, log: OpenLog, first: int = 0) -> None:
-        """Forget the printed batches of a log, and parts of batches, from the offset `first` on."""
+        """Forget what is remembered of the printed batches of a log at and above the offset `first`."""
         self._printed = [
             batch._replace(end=min(batch.end, first)) if batch.log is log else batch
             for batch in self._printed
@@ -288,7 +291,8 @@ class _Consumer:
     def commit(self, name: str | None = None) -> None:
         """Commit the offset of the partition `name`, or of all partitions if `name` is None.
 
-        Raises `StoreLocked` if another process holds the lock of the log directory.
+        The commit does not include printed batches that the reader of standard output has perhaps not taken
+        completely. Raises `StoreLocked` if another process holds the lock of the log directory.
         """
         taken = {
             each: place.taken for each, place in self._member.places.items() if name in (None, each)
@@ -314,7 +318,11 @@ class _Consumer:
         self._member.join([*self._logs], self._release)
 
     def _go_back(self) -> None:
-        """In each log that was truncated below what this member has taken, go back to where the new records begin."""
+        """In each log that was truncated below the next offset to consume, go back to where the new records begin.
+
+        If the log has grown beyond that offset again, and it is not known where the new records begin, only warn: the
+        new records below that offset are left out.
+        """
         for name, place in [*self._member.places.items()]:
             log = self._logs[name].reader.log
             cut = self._reached[name].truncation_below(log, place.taken)
@@ -404,9 +412,10 @@ class _Consumer:
         return True
 
     def _execute(self, log: OpenLog, start: int, end: int) -> bool:
-        """Run the command with the records at the offsets [start, end) that the filter admits, if there are any.
+        """Run the command with the records at the offsets [start, end) on its standard input.
 
-        Return False if the command fails.
+        The command gets only the records that the filter admits. If there are none, it is not run. Return False if
+        the command fails.
         """
         records = self._printer.out = io.BytesIO()
         self.is_whole &= self._printer.print_logs([log], [(start, end)])
@@ -433,7 +442,7 @@ class _Consumer:
 def _resolve(text: str, reader: Reader) -> int:
     """Return the offset in a partition that `text`, the value of `--from`, stands for.
 
-    Raises `InvalidName` if `text` is malformed.
+    `text` is `earliest`, `latest`, an offset, or a time. Raises `InvalidName` if it is none of these.
     """
     if text == EARLIEST:
         return reader.log_start_offset

@@ -82,10 +82,10 @@ class RecordDecoder:
     ) -> list[Record]:
         """Return the records of a chunk, with the selected keys and values decoded.
 
-        A field that cannot be decoded stays as it is. With `is_counted`, such a failure is counted, and its reason
-        is printed if it is a new one. Pass False for a chunk that will be decoded again, so that no failure counts
-        twice. Raises `SchemasUnavailable` if the schemas cannot be read, and
-        `Unsupported` if a package is not installed.
+        The chunk is a list of records, or `Columns`; `partition` is the partition of its records. A field that cannot
+        be decoded stays as it is. With `is_counted`, such a failure is counted, and its reason is printed if it is a
+        new one. Pass False for a chunk that will be decoded again, so that no failure counts twice. Raises
+        `SchemasUnavailable` if the schemas cannot be read, and `Unsupported` if a package is not installed.
         """
         if not self._is_frozen:
             # Exempt the objects of the loaded modules from garbage collection: scanning them again and again would
@@ -98,7 +98,11 @@ class RecordDecoder:
     def record(
         self, record: Record, partition: TopicPartition, *, is_counted: bool = True
     ) -> Record:
-        """Return a record with the selected fields decoded. For failures and `is_counted`, see `decoded`."""
+        """Return a record of `partition` with the selected fields decoded.
+
+        A field that cannot be decoded stays as it is. With `is_counted`, such a failure is counted, and its reason is
+        printed if it is a new one. Raises the errors of `decoded`.
+        """
         key, value = record.key, record.value
         place = (partition, record.offset) if is_counted else None
         if key is not None and "key" in self._fields:
@@ -121,7 +125,10 @@ class RecordDecoder:
         self._failed.clear()
 
     def _field(self, field: str, data: bytes, place: Place | None) -> bytes:
-        """Return `data` decoded, or unchanged if that fails. A failure is counted unless `place` is None."""
+        """Return `data` decoded, or unchanged if that fails. A failure is counted unless `place` is None.
+
+        `data` is the key or the value of a record, as `field` says. `place` is the record's partition and offset.
+        """
         try:
             return JsonText(self._decoder.decode(data))
         except NotDecodable as error:

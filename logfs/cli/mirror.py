@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments: the cluster, the topics, the log directories, and options."""
+    """Add the arguments: the cluster, the topics, the connection's properties, `--once`, and the log directories."""
     parser.add_argument(
         "--from",
         dest="servers",
@@ -113,7 +113,7 @@ class _Shown:
         self._bar: Any = None
 
     def update(self, progress: MirrorProgress) -> None:
-        """Draw the line again, unless standard error is not a terminal."""
+        """Draw the line with the numbers of `progress`. Do nothing if standard error is not a terminal."""
         if not sys.stderr.isatty():
             return
         if self._bar is None:

@@ -336,8 +336,8 @@ def _who_may_enter(log_dir: Path) -> str:
 def _in_background(serve: Callable[..., None]) -> int:
     """Fork twice to start the daemon, and wait until the mount is ready. Return 0, or print the error and return 1.
 
-    Call this before locks are taken, threads are started or anything is mounted: the daemon would not have them after
-    the fork. Only the original process returns.
+    `serve` is a function that `_session` returns. Call `_in_background` before locks are taken, threads are started
+    or anything is mounted: the daemon would not have them after the fork. Only the original process returns.
     """
     reading, writing = os.pipe()
     if os.fork():
@@ -365,7 +365,8 @@ def _in_background(serve: Callable[..., None]) -> int:
 def _daemon(serve: Callable[..., None], parent: TextIO) -> int:
     """Run `serve` in the daemon, until the mount is unmounted, and return the exit code.
 
-    The word `ready`, or one line with an error, is written to the pipe `parent`, and the pipe is closed.
+    `serve` is a function that `_session` returns. The word `ready`, or one line with an error, is written to the pipe
+    `parent`, and the pipe is closed.
     """
     import logging
 

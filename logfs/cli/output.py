@@ -87,7 +87,8 @@ class Printer:
     def print_logs(self, logs: Sequence[OpenLog], ranges: Sequence[Range]) -> bool:
         """Print the records at the offsets [start, end) of each log, and return True if all could be read.
 
-        The records of several logs are merged by their timestamps. Raises the errors of `LogScan`.
+        `ranges` has (start, end) for each of `logs`, in the same order; an `end` of None stands for the log end. The
+        records of several logs are merged by their timestamps. Raises the errors of `LogScan`.
         """
         is_plain = not (self._format or self._filter or self._decoder)
         if len(logs) == 1 and is_plain and self.left is None:
@@ -219,7 +220,8 @@ class Printer:
     def _print_text(self, log: OpenLog, start: int, end: int | None) -> bool:
         """Print the records at the offsets [start, end) of one log, and return True if all could be read.
 
-        If possible, they are read as text (`Reader.text`), which is faster than record by record.
+        An `end` of None stands for the log end. If possible, the records are read as text (`Reader.text`), which is
+        faster than record by record.
         """
         from logfs.format.text.rendering import View
 

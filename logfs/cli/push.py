@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments: the cluster, the topics, the log directories, and options."""
+    """Add the arguments: the cluster, the topics, how they are sent, `--dry-run`, and the log directories."""
     parser.add_argument(
         "--to",
         dest="servers",
@@ -54,7 +54,8 @@ def _replicas(text: str) -> int:
 def run(arguments: argparse.Namespace) -> int:
     """Push topics, and print how much of each was sent. If one of them cannot be pushed, send nothing, and return 1.
 
-    Raises `InvalidName` for a malformed regular expression, and the errors of opening a store and of `Push`.
+    With `--dry-run`, send nothing, and print how many offsets of each topic would be sent. Raises `InvalidName` for a
+    malformed regular expression, and the errors of opening a store and of `Push`.
     """
     from logfs.push.push import Push
     from logfs.store.store import Store

@@ -88,7 +88,7 @@ class OpenLogs:
 
     @property
     def is_topic(self) -> bool:
-        """Whether the TARGET names more than one partition: it is a topic, or several names joined by commas."""
+        """Whether the TARGET is a topic, or several names joined by commas, and not the name of one partition."""
         return len(self._names) > 1 or self._names[0] != self.logs[0].name
 
     def find_new(self) -> Sequence[OpenLog]:

@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Recover all partitions and print the findings.
+    """Recover all partitions, and print the log start and end offset of each, cut-off torn tails, and damage.
 
     The exit code is 1 if a segment is damaged, a partition is offline, or a log directory has failed.
     """

@@ -35,9 +35,10 @@ _ROUNDS = 20
 
 
 class LogScan(Generic[T]):
-    """An iterable over the records at the offsets [start, end) of a log, in the parts that `read` yields.
+    """An iterable over the records at the offsets [start, end) of a log, in parts, which a function `read` reads.
 
-    `whole` is False once a range of offsets was skipped.
+    A part is what `read` returns for the next records, such as their text or a list of them. `whole` is False once a
+    range of offsets was skipped.
 
     Damaged ranges, and ranges that retention drops before they are read, are reported on standard error and skipped.
     If the log is compacted during the scan, a record may be removed before it is read, because a newer record has its
@@ -57,8 +58,8 @@ class LogScan(Generic[T]):
         [start, stop). A part has the next records; after it, all records below `offset` have been yielded. At damage,
         `read` must raise `DamagedRange`. If `by_record` is True, `read` must read record by record: a read in larger
         pieces would meet the same damage again. If another process has deleted or cut a file, `read` must raise
-        `Gone`; the scan then calls `read` again from the last `offset` on. If this call would yield a record for the
-        second time, `read` must raise `OffsetOutOfRange` instead.
+        `Gone`; the scan then calls `read` again from the last `offset` on. If that call would yield records for the
+        second time, `read` must raise `OffsetOutOfRange` instead of `Gone`.
         """
         self.log = log
         self._start = start
@@ -127,10 +128,11 @@ def _stop(reader: Reader, end: int | None) -> int:
 def read_records(
     reader: Reader, start: int, stop: int, by_record: bool
 ) -> Iterator[tuple[int, Chunk]]:
-    """Yield records one by one. Pass this function to `LogScan` as `read`.
+    """Yield (offset + 1, [record]) for each record at the offsets [start, stop), and (stop, []) at the end.
 
-    The read continues across segment boundaries. A read that stopped at a boundary would not notice damage that
-    follows the last offset of the segment.
+    Pass this function to `LogScan` as `read`. It reads record by record whether `by_record` is True or not. The read
+    continues across segment boundaries. A read that stopped at a boundary would not notice damage that follows the
+    last offset of the segment.
     """
     for record in reader.read(start, stop):
         yield record.offset + 1, [record]
@@ -140,9 +142,10 @@ def read_records(
 def read_chunks(
     reader: Reader, start: int, stop: int, by_record: bool, *, split_bytes: int = _SPLIT_BYTES
 ) -> Iterator[tuple[int, Chunk]]:
-    """Yield records as columns, `split_bytes` of the log at a time. Pass this function to `LogScan` as `read`.
+    """Yield the records at the offsets [start, stop) as columns, each time with the offset after the last of them.
 
-    With `by_record`, or for at most `FEW` offsets, records are read one by one.
+    Pass this function to `LogScan` as `read`. It reads `split_bytes` of the log at a time. With `by_record`, or for
+    at most `FEW` offsets, it reads records one by one, and yields each as a list.
     """
     if by_record or stop - start <= FEW:
         yield from read_records(reader, start, stop, by_record)
@@ -161,10 +164,10 @@ def read_chunks(
 def read_text(
     reader: Reader, start: int, stop: int, view: View
 ) -> Iterator[tuple[int, bytes]] | None:
-    """Return the text of the records from offset `start` up to `stop`, or up to the end of the segment with `start`.
+    """Return the text of the records from `start` up to `stop`, but at most up to the end of the segment of `start`.
 
-    The result is an iterator over pairs (offset, text), as `LogScan` requires. It is None if the segment has damage
-    that a read of its text may not notice.
+    The result is an iterator over pairs (offset, text), as the `read` of `LogScan` must yield them. It is None if the
+    segment has damage that a read of its text may not notice.
     """
     segment = reader.log.state.segments_from(start)[0]
     if _may_hide_damage(segment, segment.size_bytes):

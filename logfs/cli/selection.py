@@ -146,7 +146,8 @@ def _offsets(text: str) -> tuple[str, str, bool]:
 def _resolve(text: str, reader: Reader) -> int:
     """Return the offset that the text of a bound stands for.
 
-    Raises `OffsetOutOfRange` for `earliest` and `latest` if the log has no records.
+    The text is an offset, `earliest`, `latest`, or -N, the Nth record from the end. Raises `OffsetOutOfRange` for
+    `earliest` and `latest` if the log has no records.
     """
     if text == EARLIEST:
         offset = reader.first_offset_from(reader.log_start_offset)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments: log directories, partitions, `--take-over`, and `--dry-run`, which only lists segments."""
+    """Add the arguments: log directories, partitions, whether to take the bucket over, and `--dry-run`."""
     add_log_dirs(parser)
     parser.add_argument(
         "-p",
@@ -39,9 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Copy sealed segments that are not in the object store yet. Then apply retention to local and remote segments.
 
-    A mount does the same in the background. The exit code is 1 if a log directory has failed, or a partition is
-    offline. Raises `InvalidSetting` for a partition whose topic is not tiered, `NotWritable` if the bucket belongs to
-    another store, and `RemoteStorageError` if the object store fails.
+    With `--dry-run`, only list the segments that would be copied. With `--take-over`, first make this store the owner
+    of the bucket. A mount copies and applies retention in the background. The exit code is 1 if a log directory has
+    failed, or a partition is offline. Raises `InvalidSetting` for a partition whose topic is not tiered,
+    `NotWritable` if the bucket belongs to another store, and `RemoteStorageError` if the object store fails.
     """
     from logfs.store.admin.requests import Tier
 

@@ -123,9 +123,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Show the table until `q` or Ctrl-C, or print it once.
+    """Show the table until `q` or Ctrl-C.
 
-    Raises `InvalidSetting` for an option out of range, and the errors of `watch.source`.
+    With `--once` or `--json`, or without a terminal, print it once instead. Raises `InvalidSetting` for an option out
+    of range, and the errors of `watch.source`.
     """
     if arguments.sort not in SORTS:
         raise InvalidSetting(f"--sort {arguments.sort!r}: give one of {', '.join(SORTS)}")

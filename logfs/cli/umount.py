@@ -48,9 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
     The command does not wait with `--lazy`, or if the daemon has already ended or its status cannot be read. The exit
     code is 3 if the daemon continues because the filesystem is also mounted elsewhere: in another mount namespace,
     such as a container's, or by a bind mount on another directory. The code is 1 if a log directory was left without
-    its clean-shutdown marker.
-    Raises `InvalidStore` if no logfs is mounted at the mountpoint, or if pyfuse3 or trio is missing, and the errors
-    of `unmount`.
+    its clean-shutdown marker. Raises `InvalidStore` if no logfs is mounted at the mountpoint, or if pyfuse3 or trio
+    is missing, and the errors of `unmount`.
     """
     try:
         from logfs.mount.mounting import unmount
@@ -152,7 +151,8 @@ def _is_in_use(log_dir: str) -> bool:
 def _wait(mount: MountEntry, pid: int, daemon: int) -> int:
     """Wait until the daemon ends, or until it is known to serve the filesystem elsewhere; return the exit code.
 
-    `pid` is the daemon's process id, `daemon` its pidfd, which becomes readable when the process ends.
+    The exit code is 0 if the daemon has ended, and `SERVED_ELSEWHERE` if the filesystem of `mount` is still mounted
+    elsewhere. `pid` is the daemon's process id, `daemon` its pidfd, which becomes readable when the process ends.
     """
     from logfs.store.directory.mount_table import is_served, other_mounts
 

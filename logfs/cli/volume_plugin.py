@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until SIGTERM or Ctrl-C. Volumes stay mounted after that.
+    """Serve volumes to container engines until SIGTERM or Ctrl-C. The volumes stay mounted after that.
 
     Raises the errors of `VolumeDriver` and `VolumeServer`: `Corrupt`, `InvalidStore` and `OSError`.
     """

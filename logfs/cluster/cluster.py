@@ -97,7 +97,8 @@ class Wanted(NamedTuple):
     def after(self, found: Fetched) -> Wanted | None:
         """Return the next `Wanted` of this partition, which begins after the batches in `found`.
 
-        Returns None if the leader's log diverges, or if a batch is damaged. The CRC of magic 2 is not checked.
+        `found` is the response for this partition. Returns None if `found.diverging` is set, because the two logs
+        differ then, or if a batch in `found` is damaged. The CRC of a batch of magic 2 is not checked.
         """
         if found.diverging is not None:
             return None
@@ -162,7 +163,7 @@ _Part = TypeVar("_Part", Wanted, Outgoing)
 
 
 class EpochEnd(NamedTuple):
-    """The response for a partition: an error code, or an epoch of the leader and the offset at which it ends.
+    """The response to an OffsetForLeaderEpoch request for a partition: an error code, or an epoch and its end offset.
 
     `epoch` is the leader's last epoch at or below the requested epoch, and `end_offset` the offset at which it ends
     in the leader's log. Both are -1 if the requested epoch is above all epochs of the leader.
@@ -184,7 +185,10 @@ class Cluster:
     """
 
     def __init__(self, servers: str, options: Mapping[str, Any]) -> None:
-        """Connect to `servers`, host:port separated by commas, with the `options` that `read_options` returns."""
+        """Connect to `servers`, host:port separated by commas.
+
+        `options` are keyword arguments for kafka-python's clients, such as `security_protocol`.
+        """
         kafka = kafka_python()
         failures.attach()
         self.servers = servers
@@ -308,9 +312,10 @@ class Cluster:
     def fetch(
         self, node: int, wanted: Sequence[Wanted], wait_ms: int = FETCH_WAIT_MS
     ) -> list[Fetched]:
-        """Return the batches of each partition from its `offset` on, up to the size limits of one fetch.
+        """Return a response for each partition in `wanted`, with the batches from its `offset` on.
 
-        If none of the partitions has such a batch, the broker waits for one for up to `wait_ms`.
+        The broker must lead the partitions. The size of the batches is limited, for each partition and in total. If
+        none of the partitions has such a batch, the broker waits for one for up to `wait_ms`.
         """
         from kafka.protocol.consumer.fetch import FetchRequest
 

@@ -98,7 +98,7 @@ class Failures(logging.Handler):
         self.last = ""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep the reason of a failed connection.
+        """Keep the reason if `record`, a record of kafka-python's log, reports a failed connection.
 
         A mere "disconnected" or "timeout" does not replace an earlier reason, which says more.
         """

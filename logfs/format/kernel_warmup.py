@@ -23,7 +23,10 @@ def warm_up() -> None:
 
 
 def warm_up_steps() -> Iterator[None]:
-    """Do the work of `warm_up` in steps of a few seconds at most. Yield after each, so that the caller can stop."""
+    """Compile the kernels for reading, appending and compaction, or load them from numba's cache, step by step.
+
+    A step takes a few seconds at most. Yields after each step, so that the caller can stop between two steps.
+    """
     import numpy as np
 
     from logfs.format.batches.batch import Batch

@@ -244,7 +244,10 @@ def _check_batches(
 def _check_columns(
     segment: Segment, scanned: ScannedBatches, texts: NDArray[np.int64]
 ) -> Iterator[Finding]:
-    """Write the text size of each batch to `texts`, and yield an error for each batch with wrong records."""
+    """Write the text size of each batch to its row in `texts`, and yield an error for each batch with wrong records.
+
+    `texts` is int64[batches, 3]: the number of records, and the bytes of their text as lines and as envelopes.
+    """
     rows, start = scanned.rows, scanned.position
     done = 0
     for columns, group, sizes in scanned.measure():
@@ -275,8 +278,8 @@ def _outside(
 ) -> Iterator[Finding]:
     """Yield an error for each batch whose first or last record has an offset outside the range in the batch header.
 
-    `rows` describes the batches, and `edges`, int64[batches, 2], has the offsets of these two records. The caller
-    must leave out batches without records.
+    `rows` describes the batches, and `edges`, int64[batches, 2], has the offsets of these two records. The positions
+    in `rows` count from the byte `start` of the .log file. The caller must leave out batches without records.
     """
     inside = (edges[:, 0] >= rows[:, SPAN_BASE_OFFSET]) & (edges[:, 1] < rows[:, NEXT_OFFSET])
     for row in rows[~inside]:
@@ -497,7 +500,8 @@ class _TextIndexAudit(_IndexAudit):
 def _sound_indexes(segment: Segment, *, live: bool) -> Generator[Finding, None, list[_IndexAudit]]:
     """Return the audits of the indexes that can be compared with the log.
 
-    Yields an error for an index that is damaged or out of order, and a note for one that is missing.
+    Yields an error for an index that is damaged or out of order, and a note for one that is missing. `live` means
+    that another process writes the log, so that every index may end in preallocated space.
     """
     found: list[_IndexAudit] = []
     kinds = (_OffsetIndexAudit, _TimeIndexAudit, _TextIndexAudit)
@@ -565,10 +569,11 @@ class _TransactionAudit:
             self._aborts[producer_id, offset] = before, first
 
     def look_up(self) -> Iterator[Finding]:
-        """Compare the transaction index with the abort markers in the log.
+        """Compare the transaction index with the abort markers in the log, after the last call of `note`.
 
-        Adds the aborted transactions that the index lacks to the account. Yields an error for the first entry that
-        matches no marker, and for the first one with a last stable offset beyond its marker.
+        Adds the aborted transactions that the index lacks to the account. Yields an error for a malformed index; or
+        one for the first entry that matches no aborted transaction in the log, and one for the first entry with a
+        last stable offset beyond its marker.
         """
         index, account = self._segment.txn_index, self._account
         try:

@@ -271,7 +271,8 @@ class _LogLoader:
     def _end_of(self, base_offset: int, files: Files, path: Path | None = None) -> int:
         """Return the offset after the last batch of a compacted segment that is to replace other segments.
 
-        `path` is given if the .log file still has the suffix `.swap`.
+        `files` maps the suffixes of the segment's files (".log") to their identities. `path` is the path of the .log
+        file if it still has the suffix `.swap` and is not found by its identity; otherwise None.
         """
         segment = self._open_segment(base_offset, files)
         segment.path = path or segment.path
@@ -365,8 +366,9 @@ class _LogLoader:
     def _where_closed(self, last: Segment, snapshots: Sequence[int]) -> int:
         """Return the log end offset of a log that was closed properly; 0 if it is unknown.
 
-        The result is the greatest of the newest offset in `snapshots` and the offsets after the last entries of the
-        three indexes. Offsets above the `limit_offset` of the last segment are ignored.
+        `snapshots` are the offsets of the producer snapshots, ascending. The result is the greatest of three values:
+        the last of these offsets, the offset after the last entry of the offset index or time index, and the offset
+        of the last entry of the text index. Offsets above the `limit_offset` of the last segment are ignored.
         """
         known = [0, *snapshots[-1:]]
         limit = last.limit_offset
@@ -379,7 +381,7 @@ class _LogLoader:
         return max(offset for offset in known if offset <= limit)
 
     def _drop_empty_end(self, segments: list[Segment]) -> None:
-        """Drop trailing segments that hold no batch, if the log before them ends below their base offset.
+        """Drop trailing segments that hold no batch, if the log before them has lost its end (`_ends_early`).
 
         Such a segment does not prove that durable records are lost. A power cut after a roll can leave the new file
         but not the unflushed end of the file before it, if another process had synced the directory. Only segments at
@@ -427,7 +429,11 @@ class _LogLoader:
     def _survey(
         self, segment: Segment, position: int = 0, first_offset: int | None = None
     ) -> Iterator[ScannedBatches | Damage]:
-        """Yield the batches and the damage of a segment whose end is not known. Missing offsets are not damage."""
+        """Yield the batches and the damage of a segment whose end is not known. Missing offsets are not damage.
+
+        The scan begins at `position`. `first_offset` is the lowest base offset that the first batch may have; None
+        means the base offset of the segment.
+        """
         segment.resume_unread(self.disk.size(segment.file))
         gaps, segment.gaps = segment.gaps, True
         try:
@@ -437,7 +443,11 @@ class _LogLoader:
             segment.gaps = gaps
 
     def _end(self, segment: Segment, position: int = 0, first_offset: int | None = None) -> int:
-        """Return the offset after the last batch of a segment; the batches are read from `position` on."""
+        """Return the offset after the last batch of a segment; the segment's base offset if no batch is found.
+
+        The batches are read from `position` on. `first_offset` is the lowest base offset that the first of them may
+        have; None means the base offset of the segment.
+        """
         end = segment.base_offset
         for found in self._survey(segment, position, first_offset):
             if not isinstance(found, Damage):
@@ -494,9 +504,9 @@ class _LogLoader:
         return True
 
     def _resume(self, segment: Segment) -> bool:
-        """Set the end of the last segment, which is found by its indexes and by the batches after their last entry.
+        """Find and set the end of the last segment by its indexes and the batches after their last entry.
 
-        Returns False if the indexes do not agree with the .log file. The segment must then be recovered.
+        Returns True, or False if the indexes do not agree with the .log file: the segment must then be recovered.
         """
         size = segment.size_bytes
         try:
@@ -607,7 +617,10 @@ class _LogLoader:
         return damage.first_offset >= self.start.recovery_point
 
     def _cut(self, segment: Segment, damage: Damage) -> None:
-        """Cut off a torn tail; keep its bytes beside the segment unless they are all zero."""
+        """Cut the bytes of `damage` off a segment's file; keep them in a `.torn` file unless they are all zero.
+
+        Does nothing in a read-only store.
+        """
         if not self.disk.writable:
             return
         note = f"{segment.path}: cut a torn tail of {damage.end - damage.start} bytes at {damage.start}"

@@ -46,8 +46,9 @@ class Fetcher:
     ) -> None:
         """Start the thread.
 
-        `connect` opens a connection for this thread alone. `led` returns the partitions whose leader is the given
-        node. `ask_metadata` is called when the metadata may be out of date; it requests new metadata without waiting.
+        `node` is the node id of the broker. `connect` opens a connection for this thread alone. `led(node)` returns
+        the partitions that the broker leads at present. The thread calls `ask_metadata` when the metadata (topics and
+        leaders) may be out of date; the function must request new metadata without waiting for it.
         """
         self.node = node
         self.problem = ""
@@ -70,7 +71,7 @@ class Fetcher:
         return 0.0 if since is None else time.monotonic() - since
 
     def stop(self) -> None:
-        """Tell the thread to end as soon as its present fetch is answered. Does not wait for the end: `join` does."""
+        """Tell the thread to end after its present round of requests. Does not wait for the end: `join` does."""
         self._stopped.set()
 
     def join(self) -> None:
@@ -108,8 +109,9 @@ class Fetcher:
     def _turn(self, cluster: Cluster) -> bool:
         """Send one round of requests for the partitions that the broker leads.
 
-        Copies that may differ from the leader's logs are compared with them. For the others, batches are fetched and
-        appended. Returns False if the metadata may be out of date.
+        Partitions that wait after an error, or have reached their goal, are left out. If none remain, this only waits
+        for 0.1 seconds. Copies that may differ from the leader's logs are compared with them. For the other copies,
+        batches are fetched and appended. Returns False if the metadata may be out of date.
         """
         led = [each for each in self._led(self.node) if not each.is_waiting]
         mine = [each for each in led if each.goal is None or not each.has_reached_goal]

@@ -72,8 +72,8 @@ class Mirror:
     ) -> None:
         """Connect to the cluster, and begin to mirror the topics whose whole names match `topics`.
 
-        `servers` are host:port separated by commas; `options` are from `cluster.options.read_options`. Raises
-        `ClusterError`.
+        `servers` are host:port separated by commas; `options` are the options of the connection, named as in
+        kafka-python. Raises `ClusterError`.
         """
         self._store = store
         self._topics = topics
@@ -126,9 +126,10 @@ class Mirror:
         report: Callable[[MirrorProgress], object],
         is_over: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Mirror until `is_over` returns True. `report` is called every 0.1 seconds; if it raises, the run ends.
+        """Mirror until `is_over` returns True, and call `report` with the progress about every 0.1 seconds.
 
-        The mirror does not call the store's `upkeep`. The caller must do so, for example in `report`.
+        `report` is also called once at the end. If it raises an error, the run ends with this error. The mirror does
+        not call the store's `upkeep`. The caller must do so, for example in `report`.
         """
         next_refresh = time.monotonic() + _METADATA_SECONDS
         while not is_over():
@@ -142,7 +143,10 @@ class Mirror:
         report(self._told_progress())
 
     def _flush_much(self) -> None:
-        """Flush each partition that has at least `_FLUSH_BYTES` unflushed bytes. The fetchers go on meanwhile."""
+        """Flush each partition that has at least 32 MiB of unflushed bytes, while the fetchers go on.
+
+        An error becomes the problem of the partition.
+        """
         for each in list(self._partitions.values()):
             if each.unflushed_bytes >= _FLUSH_BYTES:
                 try:
@@ -162,8 +166,9 @@ class Mirror:
     def run_once(self, report: Callable[[MirrorProgress], object]) -> None:
         """Mirror all batches up to the present end of each partition in the cluster, and make them durable.
 
-        A partition is left incomplete if it has no leader at the start, or if all attempts to mirror it have failed
-        for 30 seconds; `progress` says why.
+        Then the offsets that groups have committed are mirrored. `report` is called with the progress about every 0.1
+        seconds; if it raises an error, the mirroring ends with this error. A partition is left incomplete if it has
+        no leader at the start, or if all attempts to mirror it have failed for 30 seconds; `progress` says why.
         """
         led = [each for each in self._partitions.values() if each.leader >= 0]
         for each in self._partitions.values():
@@ -185,9 +190,9 @@ class Mirror:
             each.flush()
 
     def _failing_seconds(self, mirror: PartitionMirror) -> float:
-        """Return the greater `failing_seconds` of two: the partition, and the fetcher of its leader.
+        """Return for how many seconds a partition, or the fetcher of its leader, has been failing.
 
-        The result is 0 if the last attempts of both succeeded.
+        The result is the greater of the two times, and 0 if the last attempts of both succeeded.
         """
         fetcher = self._fetchers.get(mirror.leader)
         of_broker = 0.0 if fetcher is None else fetcher.failing_seconds
@@ -280,9 +285,10 @@ class Mirror:
     def _follow_topic(
         self, topic: RemoteTopic, settings: Mapping[str, str] | None
     ) -> Mapping[str, str]:
-        """Apply a topic's changes to the store; return the reason for each partition whose copy cannot be opened.
+        """Give the copy of a topic the topic's settings, partitions and leaders. New copies are created.
 
-        `settings` is None if the settings of the topic could not be read.
+        `settings` is None if the settings of the topic could not be read. Returns the partitions whose copies cannot
+        be opened, by name, each with the reason. Raises `InvalidSetting` if the store has another topic of this name.
         """
         store, unopened = self._store, {}
         try:
@@ -327,7 +333,8 @@ class Mirror:
     def _check_copy(self, topic: RemoteTopic) -> None:
         """Raise `InvalidSetting` if the store has a topic of this name that is not a copy of `topic`.
 
-        A partition that cannot be opened is left out, and checked by a later call.
+        A copy that has no topic id, because its creation was interrupted, gets that of `topic`. A partition that
+        cannot be opened is left out, and checked by a later call.
         """
         store, name = self._store, topic.name
         copies = self._homes.get(name)
@@ -365,7 +372,11 @@ class Mirror:
                 self._past_bytes += self._partitions.pop(name.directory).fetched_bytes
 
     def _follow_settings(self, topic: str, settings: Mapping[str, str]) -> None:
-        """Give a topic the settings that it has in the cluster, except `_OWN_SETTINGS` and those unknown to logfs."""
+        """Give the copy of a topic the settings that the topic has in the cluster, and remove its other settings.
+
+        Settings that begin with `local.`, `logfs.` or `remote.` stay as they are, and those unknown to logfs are left
+        out. Settings that the store refuses become one of the problems that `progress` returns.
+        """
         here = self._store.settings
         wanted = {
             name: text

@@ -112,7 +112,10 @@ class PartitionMirror:
                 self.fail("has no leader")
 
     def fail(self, problem: str) -> None:
-        """Record an error. After a pause, the copy is compared with the leader's log again."""
+        """Record an error, whose text is `problem`. After a pause, the copy is compared with the leader's log again.
+
+        The pause doubles with each error until the next success, from 0.1 up to 5 seconds.
+        """
         self.problem = problem
         self._agrees = False
         self._failing_since = self._failing_since or time.monotonic()
@@ -242,10 +245,12 @@ class PartitionMirror:
         return False
 
     def _return_to_range(self, cluster: Cluster) -> None:
-        """If the source's log start is above the copy's end, begin the copy again at that log start.
+        """Begin the copy again at the source's log start if that is above the copy's end; otherwise record an error.
 
-        The source has then deleted all records that the copy has, so they are dropped from the copy, too
-        (kafka-storage 10.5). Otherwise, record an error.
+        Called after the leader has answered that the copy's log end is out of range, or that the copy's last epoch is
+        above all epochs of the leader. If the source's log start is above the copy's end, the source has deleted all
+        records that the copy has, so they are dropped from the copy, too (kafka-storage 10.5). Otherwise nothing is
+        dropped.
         """
         first, end = cluster.offset_range(*self.place)
         ours = self.partition.log_end_offset
@@ -282,10 +287,10 @@ class PartitionMirror:
             self._store.delete_records(self.name, start, mirror_of=self._source)
 
     def _note_gap(self) -> None:
-        """Write an entry for the copy to the cleaner checkpoint, which says that offsets may be missing.
+        """Write an entry for the copy to the cleaner checkpoint, unless it has one.
 
-        This is called before the append of a batch that does not begin at the log end. Without the entry, the next
-        load of the partition would take the missing offsets for damage.
+        This is called before the append of a batch that does not begin at the log end. The entry says that offsets
+        may be missing, as after compaction. Without it, the next load of the partition would take them for damage.
         """
         checkpoints = self._store.checkpoints
         if checkpoints.cleaner_offset(self.name) is None:

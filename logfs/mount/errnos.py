@@ -79,7 +79,10 @@ _EVERYDAY = frozenset({errno.ENOENT, errno.ESTALE})
 
 
 class ErrorLog:
-    """The last 1,000 errors given to callers, newest last, for `.logfs/errors`."""
+    """The last 1,000 errors given to callers, except ENOENT and ESTALE, newest last, for `.logfs/errors`.
+
+    `count` is the number of all errors recorded so far. `clock` returns the time in ms since the epoch.
+    """
 
     def __init__(self, clock: Callable[[], int]) -> None:
         self._clock = clock

@@ -103,7 +103,10 @@ class Handlers(pyfuse3.Operations, Generic[N]):
     # Handlers of changes that every mount refuses.
 
     def _refusal(self, directory: int, name: bytes, why: str) -> OSError:
-        """Return the `OSError` (EPERM) for a refused change of `name` in the directory with inode `directory`."""
+        """Return the `OSError` (EPERM) for a refused change of `name` in the directory with inode `directory`.
+
+        `why` is the reason, which the message of the error tells the caller.
+        """
         return refuse(errno.EPERM, f"{self._inodes.node(directory).path}: {why}")
 
     async def mknod(

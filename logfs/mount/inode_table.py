@@ -13,7 +13,12 @@ if TYPE_CHECKING:
 
 
 class NumberedNode(Protocol):
-    """The fields of a node that the table and `Handlers` use; `nodes.base.Node` describes them."""
+    """The fields that `InodeTable` and `Handlers` need of a node.
+
+    `inode` is 0 until the table assigns a number. The kernel may keep the node's name for `entry_timeout` seconds and
+    its attributes for `attr_timeout` seconds. `is_evictable` means that a mount may have very many such nodes, so
+    that the kernel may be asked to forget the name of this one.
+    """
 
     inode: int
     entry_timeout: float
@@ -76,7 +81,7 @@ class InodeTable(Generic[N]):
         """Count one more lookup of a node. The caller sends the kernel an answer that contains the node.
 
         Returns the nodes whose names the caller should ask the kernel to forget: some of the oldest nodes with
-        `is_evictable`, if the table has more than `_MOST_EVICTABLE` of these, else none.
+        `is_evictable`, if the table has more than 20,000 of these, else none.
         """
         self._nodes[node.inode] = node
         self._lookups[node.inode] = self._lookups.get(node.inode, 0) + 1

@@ -47,7 +47,11 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 async def serve(listening: socket.socket, metrics: Metrics) -> None:
-    """Answer requests until cancelled. An error on a connection ends only this connection."""
+    """Answer HTTP requests on the socket `listening` with the metrics, until cancelled.
+
+    `metrics`, which is called in a worker thread, must return the metrics: as OpenMetrics if its argument is true,
+    else in Prometheus' text format. An error on a connection ends only this connection.
+    """
     listener = trio.SocketListener(trio.socket.from_stdlib_socket(listening))
     free = trio.Semaphore(_CONNECTIONS)
     async with listener, trio.open_nursery() as nursery:

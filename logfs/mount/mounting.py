@@ -40,11 +40,12 @@ def prepare_mountpoint(
 ) -> Path:
     """Check a mountpoint and the paths to mount there, and return the absolute path of the mountpoint.
 
-    `check_sources` must raise an error if `sources`, the paths to mount, are unsuitable. If the mountpoint has a dead
-    mount (one whose daemon has ended), the dead mount is unmounted. Nothing else changes. The directory under a dead
-    mount is checked after the unmount, so the dead mount stays unmounted if this check raises an error. Raises the
-    errors of `check_sources`; `InvalidStore` if logfs is already mounted there or the mountpoint is unsuitable;
-    and `OSError` (EBUSY) if a dead mount cannot be unmounted.
+    `check_sources` must raise an error if `sources`, the paths to mount, are unsuitable. With `nonempty`, the
+    mountpoint may be a directory with files in it, which the mount will hide. If the mountpoint has a dead mount (one
+    whose daemon has ended), the dead mount is unmounted. Nothing else changes. The directory under a dead mount is
+    checked after the unmount, so the dead mount stays unmounted if this check raises an error. Raises the errors of
+    `check_sources`; `InvalidStore` if logfs is already mounted there or the mountpoint is unsuitable; and `OSError`
+    (EBUSY) if a dead mount cannot be unmounted.
     """
     mountpoint = Path(os.path.abspath(mountpoint))
     found = mounted_at(mountpoint)
@@ -138,8 +139,9 @@ class _Option(str):
 def one_stop() -> Iterator[Callable[[], Awaitable[None]]]:
     """Yield a function that waits for SIGTERM, SIGINT or SIGHUP. After the first such signal, others are ignored.
 
-    If they were not ignored, a second Ctrl-C would end the daemon before it has unmounted and closed the store. A
-    signal that this process was started to ignore, as SIGHUP by `nohup`, stays ignored.
+    If they were not ignored, a second Ctrl-C would end the daemon before it has unmounted and closed the store. After
+    the end of the context, all three are ignored. A signal that this process was started to ignore, as SIGHUP by
+    `nohup`, stays ignored.
     """
     received: list[int] = []
     heeded = [each for each in _STOP if signal.getsignal(each) is not signal.SIG_IGN]

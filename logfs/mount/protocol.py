@@ -84,11 +84,13 @@ class Operations(Handlers[Node]):
         self._sync_locks: WeakKeyDictionary[Partition, trio.Lock] = WeakKeyDictionary()
 
     def failed(self, name: str, arguments: tuple[Any, ...], error: Exception) -> int:
-        """Record an error and return its errno. Except for ENOENT, count failed appends and reads in the metrics.
+        """Record the error of a failed request, and return its errno.
 
-        Any failed request on an `append` file counts as an append. A failed GETATTR, OPEN or READ counts as a read if
-        its node is the file of a record, a file with the text of a partition's records, or a directory in a partition
-        directory. A failed LOOKUP counts as a read if it looks up a name in such a directory.
+        `name` is the name of the handler that failed, and `arguments` are those of the call. Unless the errno is
+        ENOENT, failed appends and reads are counted in the metrics. Any failed request on an `append` file counts as
+        an append. A failed GETATTR, OPEN or READ counts as a read if its node is the file of a record, a file with
+        the text of a partition's records, or a directory in a partition directory. A failed LOOKUP counts as a read
+        if it looks up a name in such a directory.
         """
         number = super().failed(name, arguments, error)
         node = self._node_of(name, arguments)
@@ -180,7 +182,8 @@ class Operations(Handlers[Node]):
     ) -> tuple[Node, pyfuse3.EntryAttributes]:
         """Return the node of a name and its attributes.
 
-        For a growing file, return a new node unless `GrowingSizes.may_look_up` allows the known one for `thread`.
+        `thread` is the id of the thread that made the request. For a growing file, the result is a new node unless
+        `GrowingSizes.may_look_up` lets this thread use the known one.
         """
         node = await self._find(directory, name)
         entry = await self._attributes(node)

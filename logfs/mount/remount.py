@@ -50,8 +50,9 @@ def remount(mountpoint: Path, words: Iterable[str]) -> None:
     """Change the flags of the mount on `mountpoint` that `words` name. Other flags keep their values.
 
     `words` are options of `logfs mount`. An option that is already in force changes nothing. Raises `InvalidStore` if
-    no logfs is mounted there, and for an option that is unknown or needs a new mount. Raises `OSError`: EPERM unless
-    the caller is root, EBUSY for `ro` while a file is open for writing.
+    no logfs is mounted there, for an option that is unknown or needs a new mount, and for a mount that would be
+    writable although the log directories are open read-only. Raises `OSError`: EPERM unless the caller is root, EBUSY
+    for `ro` while a file is open for writing.
     """
     path = os.path.realpath(mountpoint)
     mount = logfs_mounts().get(path)

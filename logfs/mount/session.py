@@ -130,7 +130,8 @@ def _mount(
 ) -> None:
     """Mount a store, and serve requests until the mount ends or `stop_wanted` returns.
 
-    `watch` is called with the path of the mountpoint, in the form that the mount table shows.
+    `watch` tells the watchdog process which mount to watch. It is called with the path of the mountpoint, in the form
+    that the mount table shows. `ready` is called when the mount answers.
     """
     mirror = None if options.mirror is None else MountedMirror(store, options.mirror)
     errors, requests = ErrorLog(store.clock), AdminRequests()
@@ -288,7 +289,11 @@ async def _stop(operations: Operations, stop_wanted: Callable[[], Awaitable[None
 
 
 async def _announce(store: Store, mountpoint: Path, ready: Callable[[], None]) -> None:
-    """Call `ready` once the mount answers a `stat`. A worker thread calls `stat`, because this thread answers it."""
+    """Wait until the mount answers a `stat`, finish its setup, and call `ready`.
+
+    A worker thread calls `stat`, because this thread must answer it. Unless the store is read-only, the mountpoint is
+    written to a file in each log directory, for other processes.
+    """
     await run_in_thread(os.stat, mountpoint)
     start_notifier()
     await run_in_thread(_raise_read_ahead, mountpoint)
@@ -310,7 +315,8 @@ def _raise_read_ahead(mountpoint: Path) -> None:
 def _page_out(library: bytes) -> None:
     """Make the kernel drop the pages of a shared library from memory. A page that is used later is read again.
 
-    Before Linux 5.4, or for a library that belongs to another user, this does nothing: the pages stay in memory.
+    `library` is a part of the library's path. Before Linux 5.4, or for a library that belongs to another user, this
+    does nothing: the pages stay in memory.
     """
     # Binary, because the paths of mapped files need not be UTF-8.
     with suppress(AttributeError, OSError), open("/proc/self/maps", "rb") as maps:
@@ -347,7 +353,10 @@ async def _upkeep(
     interval: float,
     sleep: Callable[[float], Awaitable[None]] = trio.sleep,
 ) -> None:
-    """Call `work` in a thread every `interval` seconds; less often if `work` takes long or has failed."""
+    """Call `work` in a thread every `interval` seconds; less often if `work` takes long or has failed.
+
+    `sleep` pauses for a number of seconds before each call. It may return early, which makes the call early.
+    """
     pause = interval
     while True:
         await sleep(pause)

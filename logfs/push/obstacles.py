@@ -32,10 +32,10 @@ class Obstacles(NamedTuple):
 def find_obstacles(
     reader: Reader, offset: int, report: Callable[[int], object] = lambda size: None
 ) -> Obstacles:
-    """Read a partition from the batch that contains `offset` to the log end, and return what prevents an exact push.
+    """Return why the batches of a partition, from the one that contains `offset` on, cannot be pushed unchanged.
 
-    `report` is called with the size in bytes of each batch. If a batch is damaged, the search ends, and the result
-    has the damage, but no reasons.
+    All of these batches are read. `report` is called with the size in bytes of each batch. If a batch is damaged, the
+    search ends, and the result has the damage, but no reasons.
     """
     found: dict[str, tuple[int, int]] = {}
     producers = Producers()

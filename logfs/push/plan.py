@@ -50,9 +50,11 @@ class PushProgress(NamedTuple):
 class TopicPlan:
     """How a topic is pushed.
 
-    `topic_id` is the id of the local topic, "-" if it has none. `obstacles` say why its batches cannot be pushed
-    unchanged; `refusals` say why the topic cannot be pushed at all. `is_translated` means that the records are sent
-    in new batches with new offsets. `sent_records` counts the records sent.
+    `readers` are the local partitions. `topic_id` is the id of the local topic, "-" if it has none. `remote` is the
+    topic in the cluster, None if the push must create it. `settings` are the settings that the topic in the cluster
+    gets at the end of the push. `obstacles` say why the local batches cannot be pushed unchanged; `refusals` say why
+    the topic cannot be pushed at all. `is_translated` means that the records are sent in new batches with new
+    offsets. `sent_records` counts the records sent.
 
     `partitions` is the number of partitions in the cluster after the push. `there` maps each partition in the cluster
     to its log end offset there, and is updated during the push. `begins` maps each local partition to the local
@@ -100,10 +102,10 @@ def create_topic(
     *,
     is_trial: bool = False,
 ) -> None:
-    """Create the topic of a plan, and wait until its partitions have leaders.
+    """Create the topic of a plan with `settings`, and wait until its partitions have leaders.
 
-    If `is_trial` is true, only ask the cluster whether it would create the topic. Raises `ClusterError` if the
-    cluster refuses.
+    Each partition gets `replicas` replicas, or the cluster's default number for -1. If `is_trial` is true, only ask
+    the cluster whether it would create the topic. Raises `ClusterError` if the cluster refuses.
     """
     sender.ask(
         partial(
@@ -139,8 +141,8 @@ class Planner:
     ) -> list[TopicPlan]:
         """Read the topics whose whole names match `topics`, and return how each can be pushed.
 
-        Raises `UnknownPartition` if no topic matches, `ClusterError`, and, for a partition that is offline, the error
-        that keeps it offline.
+        `report` is called with the progress after each batch that is read. Raises `UnknownPartition` if no topic
+        matches, `ClusterError`, and, for a partition that is offline, the error that keeps it offline.
         """
         remote = {each.name: each for each in self._sender.ask(Cluster.topics)}
         names = sorted(
@@ -218,7 +220,10 @@ class Planner:
                 return
 
     def _examine(self, plan: TopicPlan, checked: Callable[[int], object]) -> None:
-        """Set `begins`, `ends` and `is_translated` of the plan, and add to its obstacles and refusals."""
+        """Set `begins`, `ends` and `is_translated` of the plan, and add to its obstacles and refusals.
+
+        The batches from `begins` on are read; `checked` is called with the size in bytes of each of them.
+        """
         plan.ends = {each.partition: each.log_end_offset for each in plan.readers}
         is_begun = self._map is not None and plan.name in self._map
         for each in plan.readers:

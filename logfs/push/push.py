@@ -49,10 +49,10 @@ class Push:
     ) -> None:
         """Connect to the cluster. Topics whose whole names match `topics` are pushed.
 
-        `servers` is a list of host:port separated by commas; `options` are those of `cluster.options`. If `map_path`
-        is given, topics whose batches cannot be pushed unchanged get new offsets, and this file maps old offsets to
-        new ones. New topics get `replicas` replicas, or the cluster's default number for -1. Raises `ClusterError`,
-        and `OSError` if the file cannot be read.
+        `servers` is a list of host:port separated by commas; `options` are those of the connection, such as TLS and
+        SASL, under their names in kafka-python. If `map_path` is given, topics whose batches cannot be pushed
+        unchanged get new offsets, and this file maps old offsets to new ones. New topics get `replicas` replicas, or
+        the cluster's default number for -1. Raises `ClusterError`, and `OSError` if the file cannot be read.
         """
         self._store = store
         self._topics = topics
@@ -84,16 +84,17 @@ class Push:
     def plan(self, report: Callable[[PushProgress], object]) -> list[TopicPlan]:
         """Read the topics, and return how each can be pushed. No batch is sent.
 
-        Raises `UnknownPartition` if no topic matches, `ClusterError`, and, for a partition that is offline, the error
-        that keeps it offline.
+        `report` is called with the progress after each batch that is read. Raises `UnknownPartition` if no topic
+        matches, `ClusterError`, and, for a partition that is offline, the error that keeps it offline.
         """
         return self._planner.plan(self._topics, report)
 
     def run(self, plans: Sequence[TopicPlan], report: Callable[[PushProgress], object]) -> None:
         """Push topics as they were planned, except those that are refused.
 
-        Raises `ClusterError`, and `OSError` if the map file cannot be written. Batches sent before an error stay in
-        the cluster, and the next push continues after them.
+        `report` is called with the progress each time after brokers have appended some batches. Raises
+        `ClusterError`, and `OSError` if the map file cannot be written. Batches sent before an error stay in the
+        cluster, and the next push continues after them.
         """
         plans = [plan for plan in plans if not plan.is_refused]
         for plan in plans:
@@ -136,7 +137,7 @@ class Push:
         self._sender.ask(partial(Cluster.alter_settings, topic=plan.name, changes=changes))
 
     def _streams(self, plan: TopicPlan) -> Iterator[Iterator[Sequence[Outgoing]]]:
-        """Yield iterators over the batches to send: one per partition, or a single one for a translated topic."""
+        """Yield iterators over the batches to send: one per partition, or only one if the records get new offsets."""
         if not plan.is_translated:
             for each in plan.readers:
                 yield exact_batches(each, plan.begins[each.partition], plan.ends[each.partition])
@@ -193,7 +194,10 @@ class Push:
                 )
 
     def _commit_groups(self, plans: Mapping[str, TopicPlan]) -> None:
-        """Commit the offsets of consumer groups in the cluster, except where a group has an offset there already."""
+        """Commit the groups' offsets for the topics in `plans` in the cluster.
+
+        If a group has an offset of a partition in the cluster already, this offset stays.
+        """
         committed: dict[str, dict[str, dict[int, OffsetCommit]]] = {}
         for group, where, commit in self._store.groups:
             if where.topic in plans:

@@ -191,7 +191,11 @@ class Sender:
             left = self._missing(list(unsure.values()))
 
     def _produce(self, batches: Sequence[Outgoing]) -> list[Produced]:
-        """Send batches once, to all brokers at the same time, and return the answers. Some answers may be missing."""
+        """Send each batch once, to the leader of its partition, and return the answers of all leaders.
+
+        The leaders get their batches at the same time. A batch has no answer if its partition has no leader, or if
+        its request or an earlier request to the same leader has failed.
+        """
         if any((batch.topic, batch.partition) not in self._leaders for batch in batches):
             self.ask(lambda _: self._find_leaders())
         by_node: dict[int, list[Outgoing]] = {}
@@ -203,7 +207,10 @@ class Sender:
         return [answer for each in sent for answer in each.result()]
 
     def _send_to(self, node: int, batches: Sequence[Outgoing]) -> list[Produced]:
-        """Send batches to one broker, in requests of limited size, until one fails; return the answers received."""
+        """Send batches to the broker with the id `node`, and return the answers received.
+
+        The batches go in several requests of limited size. After a request that fails, no further one is sent.
+        """
         answers: list[Produced] = []
         some: list[Outgoing] = []
         size = 0

@@ -104,7 +104,11 @@ class Translation:
         return max((batch.header.codec for batch in first if batch), default=Codec.NONE)
 
     def _partition_of(self, number: int, record: Record) -> int:
-        """Return the partition in the cluster for a record: by its key, or without a key by its local partition."""
+        """Return the partition in the cluster for a record of the local partition `number`.
+
+        The hash of its key selects the partition. A record without a key goes to the partition `number` modulo the
+        number of partitions in the cluster.
+        """
         if record.key is None:
             return number % self._partitions
         return partition_of(record.key, self._partitions)

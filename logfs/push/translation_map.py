@@ -334,7 +334,10 @@ def _first_from(runs: Sequence[Run], offset: int) -> int | None:
 
 
 def holds(runs: Sequence[Run], offset: int) -> bool:
-    """Whether one of the runs contains the local offset. The runs must be in the order of their offsets."""
+    """Whether one of the runs contains the local offset.
+
+    The runs must be of one local partition, in the order of their offsets.
+    """
     at = bisect_right(runs, offset, key=lambda run: run.end)
     return at < len(runs) and runs[at].offset <= offset
 

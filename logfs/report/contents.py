@@ -37,9 +37,11 @@ _RARE = 0.01
 class PartitionReport(NamedTuple):
     """What the report says about a partition. Times are in ms since the epoch, -1 if unknown.
 
-    `expired_bytes` is the size of the segments that retention would delete now. The next segment is kept: `stays`
-    says why, and `oldest_due_ms` is the time from which on it can be deleted for its age, None for never or unknown.
-    `retention_ms` is a duration, -1 for no limit. `counts` is None for a log that was not read.
+    `local_bytes` leaves out the segments that are only in an object store. `first_ms` is the timestamp of the first
+    record, `last_ms` the greatest timestamp of the last batch. `expired_bytes` is the size of the segments that
+    retention would delete now. The next segment is kept: `stays` says why, and `oldest_due_ms` is the time from which
+    on it can be deleted for its age, None for never or unknown. `retention_ms` is a duration, -1 for no limit.
+    `counts` is None for a log that was not read.
     """
 
     name: str
@@ -111,8 +113,9 @@ def read_report(log_dirs: Sequence[Path], *, full: bool, progress: Progress) -> 
     """Return the contents of a report about log directories. Nothing is changed in them.
 
     If `full` is true, the logs are read completely, to audit them and to count records, keys and codecs. Otherwise
-    little more than their indexes is read. Segments that are only in an object store are never read. Raises the
-    errors of opening a store read-only.
+    little more than their indexes is read. Segments that are only in an object store are never read. `progress` is
+    called with the number of bytes read since its last call, if `full` is true. Raises the errors of opening a store
+    read-only.
     """
     with Store(log_dirs, read_only=True, create=False) as store:
         names = list(store)
@@ -231,7 +234,8 @@ def _lag(store: Store, name: str, offset: int) -> int | None:
 def _counts(partition: Log, bucket_ms: int, progress: Progress) -> SegmentStats:
     """Count the records, keys and codecs in the local segments, and the records in each time bucket.
 
-    All local segments are read completely. A segment that cannot be read is left out.
+    All local segments are read completely. A segment that cannot be read is left out. `progress` is called with the
+    size in bytes of each segment.
     """
     counts = SegmentStats()
     for segment in partition.local_segments:

@@ -65,7 +65,11 @@ class Registry:
         self._session.close()
 
     def _add_references(self, found: dict[str, Any], texts: dict[str, str]) -> None:
-        """Add to `texts`, by name, the text of each schema that `found` refers to, directly or indirectly."""
+        """Add to `texts`, by name, the text of each schema that a schema refers to, directly or indirectly.
+
+        `found` is the registry's JSON object for the schema. Raises `SchemasUnavailable` if a reference is malformed,
+        or if the registry lacks a schema that is referred to.
+        """
         try:
             references = parse_references(found)
         except (TypeError, KeyError, ValueError):

@@ -31,7 +31,7 @@ _OPTION = "option."
 def options_to_create(options: Mapping[str, str]) -> CaseInsensitiveDict | None:
     """Return the options in a CREATE TABLE statement, or None if `options` are not from a CREATE TABLE.
 
-    Raises `ValueError` if the table has no path.
+    `options` are those that Spark passes to the data source. Raises `ValueError` if the table has no path.
     """
     if _OF_A_TABLE not in options:
         return None

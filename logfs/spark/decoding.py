@@ -22,7 +22,11 @@ _ARROW_TYPE = pa.struct([("schema_id", pa.int32()), ("json", pa.string()), ("err
 
 
 def decode(column: Column | str, schemas: str) -> Column:
-    """Return the column of structs that `logfs.spark.decode` describes. The executors read `schemas`."""
+    """Return a column of structs with the values of `column` decoded to JSON.
+
+    The fields are `schema_id`, `json` (null if a value cannot be decoded) and `error` (the reason). `schemas` is the
+    URL or the path of the schemas. The executors read them, so a path must lead to them on each machine.
+    """
     place = schemas if "://" in schemas else os.path.abspath(schemas)
 
     @arrow_udf(_TYPE)  # type: ignore[untyped-decorator]

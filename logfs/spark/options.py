@@ -340,7 +340,7 @@ def _limit(options: Mapping[str, str], which: str, default: PositionKind) -> Lim
     """Return the start or the end of a read; `which` is "starting" or "ending". Raises `ValueError`.
 
     If several options are given, the precedence is that of Kafka's source: one timestamp for all partitions, then
-    timestamps by partition, then offsets.
+    timestamps by partition, then offsets. If none is given, the result has the kind `default`.
     """
     text = options.get(f"{which}Timestamp")
     if text is not None:
@@ -414,7 +414,8 @@ def check_partitions(
 ) -> None:
     """Raise `ValueError` unless a limit names exactly the partitions that the query reads, which are in `found`.
 
-    A limit with one timestamp for all partitions always passes. `describe` returns partitions as text for the error.
+    `limit` must have the kind OFFSETS or TIMESTAMPS. A limit with one timestamp for all partitions always passes.
+    `describe` returns partitions as text for the error.
     """
     if limit.timestamp is None and limit.each.keys() != found.keys():
         timestamps = limit.kind is PositionKind.TIMESTAMPS

@@ -246,8 +246,8 @@ def read(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the records of a split as Arrow batches: one part of the split after the other, each by offset.
 
-    Records whose timestamps do not pass the filters in `pushed` are left out. Raises the errors of the function
-    `columns`; an `OSError` has the name of this host in its text.
+    Records whose timestamps do not pass the filters in `pushed` are left out; None stands for no filters. Raises the
+    errors of the function `columns`; an `OSError` has the name of this host in its text.
     """
     pushed = pushed or PushedFilters()
     with workers.short_errors(), workers.naming_host():
@@ -266,10 +266,10 @@ def columns(
 ) -> Iterator[Columns]:
     """Yield the records of one part of a split, in the order of their offsets.
 
-    Batches whose timestamps are all earlier than `since_ms` are left out. Raises `DataLoss` for records that were
-    deleted after the query was planned, `Corrupt` for damage, `NotOnHost` if this machine does not have the planned
-    files, and `OSError`. With failOnDataLoss=false, deleted and damaged records are skipped with a warning, but a
-    partition that was moved still raises `DataLoss`.
+    If `since_ms` is given, batches whose timestamps are all below it are left out. Raises `DataLoss` for records that
+    were deleted after the query was planned, `Corrupt` for damage, `NotOnHost` if this machine does not have the
+    planned files, and `OSError`. With failOnDataLoss=false, deleted and damaged records are skipped with a warning,
+    but a partition that was moved still raises `DataLoss`.
     """
     try:
         # `scan_split.read` opens the file at once. Later, the file may be renamed or removed without harm to this
@@ -330,9 +330,10 @@ def _columns_again(
 def _is_deleted(planned: SegmentDescriptor, gone: Gone) -> bool:
     """Whether the partition of a planned file was deleted, recreated or moved away after the query was planned.
 
-    If this machine has the planned log directory, but no directory of the partition, the result is True if the
-    checkpoint of recovery points has no entry for the partition. Raises `NotOnHost` if the checkpoint has an entry or
-    cannot be read, and if this machine does not have the planned log directory.
+    `gone` is the error of the attempt to open the planned file, which a `NotOnHost` gives as its reason. If this
+    machine has the planned log directory, but no directory of the partition, the result is True if the checkpoint of
+    recovery points has no entry for the partition. Raises `NotOnHost` if the checkpoint has an entry or cannot be
+    read, and if this machine does not have the planned log directory.
     """
     directory = as_path(planned.directory)
     log_dir = directory.parent

@@ -163,10 +163,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the offsets at which the next micro-batch ends. It begins at the offsets `start`.
 
         If there is nothing to read, or too little for minOffsetsPerTrigger, the micro-batch is empty. The limits in
-        the options do not apply if `start` is None or `limit` is `ReadAllAvailable`. The call also looks for lost
-        records, at every trigger, even if there are no new records. Raises `DataLoss` for a loss if failOnDataLoss is
-        true, `ValueError` if the options name a topic or partition that does not exist, and other kinds of
-        `LogfsError` or `OSError` if the log directories cannot be read.
+        the options do not apply if `start` is None or `limit` is `ReadAllAvailable`. With the option groupId, the
+        call also commits the offsets `start` for the consumer group. It also looks for lost records, at every
+        trigger, even if there are no new records. Raises `DataLoss` for a loss if failOnDataLoss is true,
+        `ValueError` if the options name a topic or partition that does not exist, and other kinds of `LogfsError` or
+        `OSError` if the log directories cannot be read.
         """
         known = {} if start is None else start
         look = self._settled_look(from_json(known))
@@ -292,7 +293,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _check_selected(self, look: TopicSnapshot, start: Mapping[str, Any]) -> None:
         """Raise `ValueError` if the options name a topic or partition that does not exist.
 
-        If failOnDataLoss is false, topics that the query has read before are allowed to be missing.
+        `start` are the offsets up to which the query has read, in JSON form. If failOnDataLoss is false, the topics
+        in `start` are allowed to be missing.
         """
         assert self._topics is not None, "there was a look"
         seen: set[str] = set()
@@ -319,7 +321,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         backlog: Offsets,
         readers: Mapping[TopicPartition, Reader],
     ) -> Offsets:
-        """Return the ends of a batch that `maxOffsetsPerTrigger` and `maxBytesPerTrigger` allow, at most `ends`."""
+        """Return the ends of a micro-batch that maxOffsetsPerTrigger and maxBytesPerTrigger allow, at most `ends`.
+
+        `backlog` has the number of offsets from `begins` to `ends` in each partition.
+        """
         most = self.options.max_offsets_per_trigger
         if most is not None:
             shares = share(backlog, most)

@@ -145,8 +145,9 @@ class Topics:
     def planned(self, key: object, plan: Callable[[], Plan]) -> Plan:
         """Return `plan()`, or the result of the previous call of this method if that call had the same `key`.
 
-        The previous result is still valid, because `opened` reuses a `Topics` only if its partitions have not
-        changed.
+        `plan` computes the splits of a query. `key` has all that the result depends on, except the partitions: the
+        options and the filters. The previous result is still valid, because `opened` reuses a `Topics` only if its
+        partitions have not changed.
         """
         last = self._planned
         if last is None or last[0] != key:

@@ -141,7 +141,11 @@ class Groups:
         return holders[-1].commits[wanted][group].commit if holders else None
 
     def commit(self, group: str, name: str, offset: int, metadata: str = "") -> OffsetCommit:
-        """Commit `offset`, the next offset that the group will read in the partition `name` (see `commit_all`)."""
+        """Commit `offset`, the next offset that the group will read in the partition `name`, and return the commit.
+
+        `metadata` is any text. The commit is durable after `log_of(group).flush()`. Raises the errors of
+        `commit_all`.
+        """
         return self.commit_all(group, {name: offset}, metadata)[name]
 
     def commit_all(
@@ -163,7 +167,10 @@ class Groups:
         return commits
 
     def records_of(self, group: str, offsets: Mapping[str, int]) -> list[Record]:
-        """Return the records that commit `offsets`, for a transaction. Raises the errors of `commit_all`."""
+        """Return the records that commit `offsets` of a group, for the caller to append in a transaction.
+
+        `offsets` maps each partition to the next offset that the group will read. Raises the errors of `commit_all`.
+        """
         return self._encoded(group, self._commits_of(group, offsets, ""))
 
     def _commits_of(

@@ -63,9 +63,9 @@ class InternalTopic:
     def partition_count(self, broker: BrokerSettings | None = None) -> int:
         """Return the number of partitions: the setting, or the number that a broker chose.
 
-        If the setting was not changed in this store, and the partitions, offline ones included, are numbered 0, 1, 2,
-        … without a gap, then a broker is assumed to have created them, and their number is returned. `broker` has
-        the broker-level settings to use, by default those in force.
+        If the setting was not changed in this store, and the topic has partitions that are numbered 0, 1, 2, …
+        without a gap, offline ones included, then a broker is assumed to have created them, and their number is
+        returned. `broker` has the broker-level settings to use, by default those in force.
         """
         settings = self.registry.settings
         overrides, config = broker or (settings.broker_overrides, settings.broker_config)
@@ -76,7 +76,10 @@ class InternalTopic:
         return int(getattr(config, self.count_setting.replace(".", "_")))
 
     def check_count(self, broker: BrokerSettings) -> None:
-        """Raise `InvalidSetting` if the settings `broker` would change `partition_count` of an existing topic."""
+        """Raise `InvalidSetting` if the topic has partitions and `broker` would change their number.
+
+        `broker` has the new broker-level settings. The number is the result of `partition_count`.
+        """
         count = self.partition_count()
         if self.partition_count(broker) != count and self.registry.partitions_of(self.topic):
             raise InvalidSetting(
@@ -171,8 +174,10 @@ class Replay:
         """Apply the records that were appended since the last call or, if that is not enough, all records again.
 
         All records are applied again after a truncation, which changes the log's `generation`. They are also applied
-        again if the segment that was active at the last call has left the log. Compaction cleans the segments in
-        order of offsets. So before that, it has removed no record that was appended after the last call.
+        again if the segment that was active at the last call has left the log, because compaction may then have
+        removed records that were appended after that call. While this segment is in the log, compaction has removed
+        none of these records: it cleans the segments in the order of their offsets. Raises `WouldBlock` in a thread
+        that must not wait for the disk.
         """
         log = self.log
         log.refresh()
@@ -204,8 +209,9 @@ class Replay:
         raise NotImplementedError
 
     def apply(self, batch: Batch) -> None:
-        """Apply those records of the next batch whose offsets are at or above `end`.
+        """Apply to the state those records of `batch` whose offsets are at or above `end`.
 
-        Raises `Corrupt` if the batch cannot be read.
+        `catch_up` calls this for each batch, in the order of their offsets. Raises `Corrupt` if the batch cannot be
+        read.
         """
         raise NotImplementedError

@@ -155,7 +155,13 @@ class PartitionLoader:
         only: Only | None,
         recover: bool,
     ) -> None:
-        """Make a loader without reading anything. `progress`, `only` and `recover` are the arguments of `Store`."""
+        """Make a loader without reading anything.
+
+        `only` is the name of the only partition to load, or a function that returns whether to load a partition,
+        given its name; None stands for all partitions. With `recover`, all partitions are recovered, even after a
+        clean shutdown. During a recovery, `progress` is called with the name of the partition, the bytes read so far,
+        and the bytes to read in all.
+        """
         self._registry = registry
         self._commits = commits
         self._tiered = tiered
@@ -180,8 +186,9 @@ class PartitionLoader:
     def find(self) -> None:
         """Find the partitions of the log directories that work, without loading any (kafka-storage 5.1).
 
-        Raises `InvalidStore`, before anything is changed, if a partition is in two of the directories, unless a
-        process may be moving it (`_check_unique`).
+        Also removes the clean-shutdown markers, and finishes or undoes the moves between log directories that a crash
+        has interrupted. A read-only store changes no file. Raises `InvalidStore`, before anything is changed, if a
+        partition is in two of the directories, unless a process may be moving it (`_check_unique`).
         """
         found: dict[LogDir, move_recovery.FoundDirectories] = {}
         for log_dir in self._registry.working:
@@ -292,8 +299,9 @@ class PartitionLoader:
     def load_all(self, *, gently: bool = False) -> None:
         """Load all partitions that are not loaded yet, several at a time if any of them may need recovery.
 
-        `gently` is as for `Store.load_all`. Returns after an attempt to load each partition, or after a call of
-        `stop`. Any thread may call this.
+        If a load fails, the error is logged, and the other partitions are loaded all the same. With `gently`, loading
+        pauses after each partition for as long as its load took, unless partitions may need recovery. Returns after
+        an attempt to load each partition, or after a call of `stop`. Any thread may call this.
         """
         is_clean = not self._recover and all(
             log_dir.clean or log_dir.live for log_dir in self._registry.working
@@ -355,9 +363,11 @@ class PartitionLoader:
         raise registry.offline.get(name) or UnknownPartition(f"{name}: no such partition")
 
     def _load(self, unloaded: UnloadedPartition) -> None:
-        """Load a partition, and record the outcome.
+        """Load a partition, and record the outcome in the registry.
 
-        An error takes the partition offline, unless a later load may succeed.
+        An error takes the partition offline, and is not raised. The exceptions are errors after which a later load
+        may succeed: too many open files and a `RemoteStorageError`, which are raised; a recovery that `stop` has
+        interrupted; and, in a read-only store, files that another process has removed.
         """
         log_dir, path, registry = unloaded.log_dir, unloaded.path, self._registry
         try:
@@ -500,9 +510,11 @@ class PartitionLoader:
                     partition.follow_log_start(log_dir.log_starts.get(partition.name, 0))
 
     def _drop_left(self, log_dir: LogDir) -> dict[str, tuple[TopicPartition, Path, int]]:
-        """Drop the partitions that have left a log directory or were replaced; return those that are in it now.
+        """Drop from the registry the partitions that `log_dir` no longer has; return those that it has now.
 
-        The result maps the name of each partition to (name, path, inode number of its directory).
+        A partition whose directory was replaced, and an offline one that may work now (`may_work_now`), are dropped,
+        too, so that `refresh` adds them again. The result maps the name of each partition to (name, path, inode
+        number of its directory).
         """
         scanned = self._scan(log_dir)
         found = {

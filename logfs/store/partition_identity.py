@@ -35,7 +35,11 @@ class PartitionIdentity:
                 self._inode = log.disk.stat(log.directory).identity
 
     def is_of(self, log: Log) -> bool:
-        """Whether `log` is a log of the same partition. Reads no file if `log` is the same object as before."""
+        """Whether `log` is a log of the same partition. If it is, the next call compares with `log`.
+
+        Reads no file if `log` is the object to compare with: that of the last call which returned True, or of the
+        constructor.
+        """
         before = self._log()
         if before is log:
             return True
@@ -58,7 +62,10 @@ class PartitionIdentity:
 
 
 def last_below(log: Log, offset: int) -> Anchor | None:
-    """Return the `Anchor` of the batch that holds `offset` - 1, or else of the next; None if it is unreadable."""
+    """Return what identifies the batch that holds `offset` - 1 or, if compaction has removed this offset, the next.
+
+    Return None if `offset` - 1 is not in the log, if there is no such batch, or if it cannot be read.
+    """
     state = log.state
     if not state.log_start_offset < offset <= state.log_end_offset:
         return None
@@ -70,7 +77,11 @@ def last_below(log: Log, offset: int) -> Anchor | None:
 
 
 def _may_go_on(before: Log, log: Log) -> bool:
-    """Whether a log may have all that another one had, and retention or compaction has removed the rest since."""
+    """Whether `log` may be a later state of the log `before`, in another log directory.
+
+    It may be if `before` was empty, or if `log` has its last batch. It also may be if this batch may have been
+    removed since: by retention, because `log` starts at or after the end of `before`, or by compaction.
+    """
     end = before.state.log_end_offset
     return (
         not end or log.log_start_offset >= end or log.config.is_compacted or _goes_on(before, log)
@@ -78,7 +89,7 @@ def _may_go_on(before: Log, log: Log) -> bool:
 
 
 def _goes_on(before: Log, log: Log) -> bool:
-    """Whether `log` has the last batch of the log `before`, whose directory is no longer at its path."""
+    """Whether `log` has the last batch of the log `before`; False if `before` has none, or if one cannot be read."""
     end = before.state.log_end_offset
     last = last_below(before, end)
     return last is not None and last_below(log, end) == last

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 class Truncation(NamedTuple):
     """A truncation of a log below an offset that a reader has reached.
 
-    `continuation` is the offset at which the reader goes on. `leaves_out` says that the log has grown beyond the
-    reached offset since, and that it is not known from where on its records are new: the reader does not get those
-    below `continuation`.
+    `continuation` is the offset at which the reader goes on. If `leaves_out` is True, the log has since grown to the
+    reached offset or beyond, and it is unknown which records below this offset are new. The reader then goes on at
+    the reached offset, and does not get these records.
     """
 
     continuation: int
@@ -29,7 +29,12 @@ class Truncation(NamedTuple):
 
 
 class _Noted(NamedTuple):
-    """An offset that was reached, and the log at that moment: its state, cuts, epochs and last batch below it."""
+    """An offset that a reader has reached, and what a later log is compared with to notice a truncation below it.
+
+    `log` is the log object, and `state` and `epochs` are its state and its leader epochs when the offset was reached.
+    `cuts` is the number of entries that `Log.cuts` had then. `last` identifies the last batch below the offset, None
+    if it is unknown.
+    """
 
     log: Log
     state: LogState
@@ -55,7 +60,11 @@ class ReachedOffset:
         self._noted = _Noted.of(log, log.state, len(log.cuts), offset)
 
     def advance(self, log: Log, offset: int) -> None:
-        """Note that the reader has read the log up to `offset`, unless a truncation has to be looked at first."""
+        """Note that the reader has read the log up to `offset`.
+
+        Changes nothing if the log was truncated since the last note, or if `log` is another object than then:
+        `truncation_below` must tell first whether the reader has read what was cut off.
+        """
         noted, state, cuts = self._noted, log.state, len(log.cuts)
         is_looked_at = (
             log is noted.log and cuts == noted.cuts and state.truncations is noted.state.truncations
@@ -78,7 +87,10 @@ class ReachedOffset:
         return found
 
     def is_kept(self, log: Log, offset: int) -> bool:
-        """Whether the log has not been truncated below `offset`, up to which the reader has used what it has read."""
+        """Whether no truncation of the log below `offset` is known.
+
+        The reader has used the records below `offset`, and may have read others after them.
+        """
         return _truncation(self._noted, log, offset) is None
 
 
@@ -101,10 +113,11 @@ def _truncation(noted: _Noted, log: Log, offset: int) -> Truncation | None:
 
 
 def _is_replaced(noted: _Noted, log: Log, offset: int) -> bool:
-    """Whether another process has truncated the log below `offset`, and appended other records, as far as known.
+    """Whether another process has truncated the log below `offset` and appended other records, as far as known.
 
-    The batch before the reached offset tells it. In a compacted topic, compaction may have changed this batch, so
-    there it counts only if a segment below `offset` is known to have been cut.
+    Compares the last batch below the reached offset with the one that the log had when this offset was reached.
+    Compaction may have changed this batch, so in a compacted topic a difference counts only if a segment that begins
+    below `offset` is known to have been cut.
     """
     cuts = log.cuts[noted.cuts if log is noted.log else 0 :]
     if log.config.is_compacted and not any(cut < offset for cut in cuts):

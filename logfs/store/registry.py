@@ -280,7 +280,7 @@ class PartitionRegistry:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every log directory of the store is open and was listed.
+        """Whether every log directory of the store is open, and the names of its partitions were read.
 
         If not, a partition that this object does not know may be in a log directory that is not open.
         """

@@ -106,7 +106,10 @@ class Settings:
         return config
 
     def set_topic(self, topic: str, name: str, text: str | None) -> None:
-        """Change the setting `name` of a topic to `text` (see `change_topic`)."""
+        """Change the setting `name` of a topic to `text`, durably; None or a blank text removes the override.
+
+        Raises the errors of `change_topic`.
+        """
         self.change_topic(topic, {name: text})
 
     def change_topic(self, topic: str, changes: Mapping[str, str | None]) -> None:
@@ -133,8 +136,10 @@ class Settings:
     def changing(self, topic: str, changes: Mapping[str, str | None]) -> Iterator[None]:
         """Change settings of a topic for the work in this context, and undo the change if that work fails.
 
-        Raises the errors of `change_topic` before the work. If another thread changes the topic meanwhile, nothing is
-        undone. If the former settings cannot be written back, an error is logged, and the work's error is raised.
+        `changes` has texts by setting name; None or a blank text removes an override. The work fails if it raises a
+        `LogfsError` or `OSError`. Raises the errors of `change_topic` before the work. If another thread changes the
+        topic meanwhile, nothing is undone. If the former settings cannot be written back, an error is logged, and the
+        work's error is raised.
         """
         before = self.topic_overrides(topic)
         self.change_topic(topic, changes)
@@ -172,14 +177,20 @@ class Settings:
         config.check_change(before)
 
     def set_broker(self, name: str, text: str | None) -> None:
-        """Change the broker-level setting `name` to `text` (see `change_broker`)."""
+        """Change the broker-level setting `name` to `text`, durably; None or a blank text removes the override.
+
+        Raises the errors of `change_broker`.
+        """
         self.change_broker({name: text})
 
     def change_broker(self, changes: Mapping[str, str | None]) -> None:
         """Change broker-level settings durably, all or none; they take effect at once.
 
-        `changes` and the errors are as for `change_topic`. `InvalidSetting` is also raised for a value that
-        contradicts a setting of any topic, or that is fixed.
+        `changes` has texts by setting name; None or a blank text removes an override. These errors are raised before
+        anything is written: `InvalidSetting` for an unknown name, an invalid value, a value that contradicts another
+        setting of the broker level or of any topic, or a setting that can no longer be changed; `LogDirFailed` while
+        a log directory is offline; `InvalidStore` if another log directory of the store, which this process has not
+        opened, also has broker-level settings.
         """
         if not changes:
             return
@@ -241,7 +252,11 @@ class Settings:
         return before if overrides == before else overrides
 
     def check_removable(self, topic: str) -> None:
-        """Raise the errors of `_check_log_dirs` if `remove_topic` could not remove all copies of the overrides."""
+        """Raise an error if `remove_topic` could not remove the overrides of a topic from all log directories.
+
+        A topic without overrides passes. Otherwise raises `LogDirFailed` if a log directory is offline, and
+        `InvalidStore` if a log directory of the store that was not opened has a copy of the overrides.
+        """
         if self.topic_overrides(topic):
             self._check_log_dirs(_topic_file(topic))
 
@@ -375,7 +390,10 @@ def _changed(
     setting: Callable[[str], Setting],
     changes: Mapping[str, str | None],
 ) -> Mapping[str, str]:
-    """Return `overrides` with `changes` applied, in canonical form; None or a blank text removes an override."""
+    """Return `overrides` with `changes` applied, in canonical form; None or a blank text removes an override.
+
+    `setting` returns the `Setting` with a name. Raises `InvalidSetting` for an unknown name or an invalid value.
+    """
     changed = dict(overrides)
     for name, text in changes.items():
         known = setting(name)

@@ -103,14 +103,17 @@ class Commits:
         return {part.partition for pending in self.pending().values() for part in pending.parts}
 
     def commit(self, writer: str, sequence: int, staged: Iterable[StagedFile]) -> Committed:
-        """Append staged batches to their partitions, in the order of `staged`: all or none (see `Store.commit`).
+        """Append staged batches to their partitions, in the order of `staged`: all or none.
 
-        If the writer has made the commit before, the staged files are removed. These errors are raised before the
-        commit is decided, and leave everything as it was: `UnknownPartition`, `RecordTooLarge`, `InvalidRecord`,
-        `InvalidStore`, `Corrupt`, `PartitionFailed`, `NotWritable`, `OSError`, and `WouldBlock` in a thread that must
-        not wait for the disk. There is one exception: if the sync of the new commit file fails with an `OSError`, the
-        commit may be decided nevertheless. `CommitPending` means that this commit or an earlier one is decided but
-        could not be finished; the error names the cause.
+        `writer` is the name of the writer, and `sequence` the writer's own number of this commit. If the number is
+        not above that of the writer's last commit, the commit was made before: nothing is appended, and the staged
+        files are removed.
+
+        These errors are raised before the commit is decided, and leave everything as it was: `UnknownPartition`,
+        `RecordTooLarge`, `InvalidRecord`, `InvalidStore`, `Corrupt`, `PartitionFailed`, `NotWritable`, `OSError`, and
+        `WouldBlock` in a thread that must not wait for the disk. There is one exception: if the sync of the new
+        commit file fails with an `OSError`, the commit may be decided nevertheless. `CommitPending` means that this
+        commit or an earlier one is decided but could not be finished; the error names the cause.
         """
         self._registry.disk.check_may_block()
         files = list(staged)
@@ -201,8 +204,9 @@ class Commits:
         """Make the decision for a commit durable, append the batches, and record that the commit is done.
 
         Of a commit that is decided already, only the parts that are not done are appended. `home` is the log
-        directory whose commit file records the commit. The locks of the partitions are held until the batches are
-        durable. Return the parts of the commit, with the offsets of the batches.
+        directory whose commit file records the commit. `sizes` has the size of each part that is not done, by
+        partition. The locks of the partitions are held until the batches are durable. Return the parts of the commit,
+        with the offsets of the batches.
         """
         todo = [part for part in pending.parts if not part.done]
         partitions = {part.partition: self._registry.writable(part.partition) for part in todo}
@@ -238,7 +242,11 @@ class Commits:
         return decided.parts
 
     def _land(self, home: LogDir, decided: Pending, staged_appends: Sequence[StagedAppend]) -> None:
-        """Write the batches beyond the end of each log, then make them visible to readers, then flush the logs."""
+        """Write the batches beyond the end of each log, then make them visible to readers, then flush the logs.
+
+        The commit `decided` is recorded in the commit file of `home`. The caller must hold the locks of the
+        partitions. Raises `CommitPending` after an error of any step.
+        """
         for staged_append in staged_appends:
             try:
                 staged_append.write()
@@ -404,7 +412,11 @@ class Commits:
             self._change_parts(name, lambda part: replace(part, done=True))
 
     def _check_log_dir_open(self, home: LogDir, part: CommitPart) -> None:
-        """Raise `CommitPending` if the log directory that the partition of `part` was in was not opened or listed."""
+        """Raise `CommitPending` if the log directory that had the partition of `part` is not open, or was not read.
+
+        This is the log directory that the partition was in when the commit was decided. `home` is the log directory
+        whose commit file records the commit.
+        """
         known = [str(log_dir.path) for log_dir in self._registry.log_dirs if log_dir.is_known]
         if part.log_dir and part.log_dir not in known:
             raise CommitPending(
@@ -427,8 +439,9 @@ class Commits:
         """Compare a partition's log with the commits that are decided but not done, and make them agree.
 
         Returns whether files of the partition may have been changed. The caller must do this before it loads the
-        partition, whose directory in `log_dir` is `directory`. For the part (`CommitPart`) of each such commit for
-        the partition, the cases are:
+        partition, whose directory in `log_dir` is `directory`. Each such commit for the partition has a part
+        (`CommitPart`) with a place: the offset and the position in the log at which the batches of the part begin.
+        For each part, the cases are:
 
         - The log has all batches of the part, or had them, because the log start or the cleaner offset is above the
           part's place: the part is recorded as done.

@@ -121,13 +121,14 @@ class Store:
         With `read_only` nothing on the disk is written, locked or repaired. Otherwise an empty directory becomes a
         log directory, and with `create` a missing one, too, if its parent directory exists. Any other path that is
         not a log directory raises `InvalidStore`, and nothing in it is changed. `clock` returns the time in ms since
-        the epoch. `progress` is called with (partition, bytes read, bytes in all) during recovery, perhaps by several
-        threads at the same time. `only` is the name of the one partition to load, or a function that selects
-        partitions by name. The partitions that `only` excludes are not listed. They are loaded only if the store
-        itself needs them, for a decided commit or as part of an internal topic. With `recover` all partitions are
-        recovered, even after a clean shutdown. With `lazy`, a partition is loaded, and recovered if necessary, at its
-        first use or by `load_all`; otherwise the constructor loads all partitions. The errors are those of
-        `logfs.open`.
+        the epoch. `disk` is the `Disk` with which the store reads and writes files, by default one that suits
+        `log_dirs` and `read_only`. `progress` is called with (partition, bytes read, bytes in all) during recovery,
+        perhaps by several threads at the same time. `only` is the name of the one partition to load, or a function
+        that selects partitions by name. The partitions that `only` excludes are not listed. They are loaded only if
+        the store itself needs them, for a decided commit or as part of an internal topic. With `recover` all
+        partitions are recovered, even after a clean shutdown. With `lazy`, a partition is loaded, and recovered if
+        necessary, at its first use or by `load_all`; otherwise the constructor loads all partitions. The errors are
+        those of `logfs.open`.
 
         A `Lease` may be given in place of a log directory that another process has locked; it permits work on one
         partition. The URL of a bucket, such as `s3://bucket/prefix`, may be given alone and with `read_only`; the
@@ -236,7 +237,7 @@ class Store:
             each.stop()
 
     def stop_loading(self) -> None:
-        """Interrupt the running loads and recoveries, wait for their end, and start no more."""
+        """Start no more loads, interrupt the running recoveries, and wait until the running loads have ended."""
         self.registry.loader.stop()
 
     @property
@@ -292,8 +293,9 @@ class Store:
     def check_creatable(self, name: str, *, mirror_of: str = "") -> None:
         """Raise the error with which `create` would refuse a partition, before the caller changes anything for it.
 
-        Raises `InvalidName`, `PartitionExists`, `NotWritable`, `StoreClosed`, and `InvalidStore` if the partition is
-        in a log directory that is not open.
+        Only the process that mirrors a cluster may create partitions of a mirrored topic: it must give the topic's
+        `logfs.mirror.source` as `mirror_of`. Raises `InvalidName`, `PartitionExists`, `NotWritable`, `StoreClosed`,
+        and `InvalidStore` if the partition is in a log directory that is not open.
         """
         topic = names.parse_directory(name).topic
         self._check_writable(name)
@@ -342,7 +344,10 @@ class Store:
     def _make(
         self, log_dir: LogDir, name: TopicPartition, mirrored_id: uuid.UUID | None
     ) -> Partition:
-        """Create the directory of a partition and its first files; after an error, remove them."""
+        """Create the directory of a partition and its first files; after an error, remove them.
+
+        `mirrored_id` is the id that the topic has in the cluster that it mirrors, None for a topic that is no mirror.
+        """
         disk, path, topic = log_dir.disk, log_dir.path / name.directory, name.topic
         disk.mkdir(path)
         try:
@@ -404,10 +409,11 @@ class Store:
     def undelete(self, name: str) -> Log:
         """Restore a deleted partition, and return it. This is possible until `file.delete.delay.ms` has passed.
 
-        The records, the log start and the committed offsets of groups are restored, and, if the topic has no other
-        partition, also the topic's settings. Transactions that have ended meanwhile are aborted in the partition.
-        Raises `UnknownPartition` if the partition cannot be restored, `PartitionExists`, `InvalidStore` if a new
-        topic has the name of the partition's topic, `NotWritable`, and the errors of a load and of an append.
+        `name` is the name of the partition, or of its `-delete` directory. The records, the log start and the
+        committed offsets of groups are restored, and, if the topic has no other partition, also the topic's settings.
+        Transactions that have ended meanwhile are aborted in the partition. Raises `UnknownPartition` if the
+        partition cannot be restored, `PartitionExists`, `InvalidStore` if a new topic has the name of the partition's
+        topic, `NotWritable`, and the errors of a load and of an append.
         """
         self._check_writable(name)
         restored = self.deleter.undelete(name)
@@ -415,10 +421,12 @@ class Store:
         return restored
 
     def undelete_all(self, name: str) -> list[Log]:
-        """Restore the partitions that `Deleter.deleted` returns for `name`, and return them.
+        """Restore the deleted partitions of a topic, or one deleted partition, and return them.
 
-        If one cannot be restored or loaded, the others are restored all the same. Then the first error is raised.
-        Raises the errors of `undelete`.
+        `name` is the name of the topic, of the partition, or of the `-delete` directory of the partition. For a topic
+        that was deleted several times, only the partitions with its last topic id are restored. If one cannot be
+        restored or loaded, the others are restored all the same. Then the first error is raised. Raises the errors of
+        `undelete`.
         """
         self._check_writable(name)
         found, errors = [], FirstError()
@@ -469,8 +477,9 @@ class Store:
         """Advance the log start irrevocably to an offset, and return the new log start (Kafka's DeleteRecords).
 
         -1 stands for the log end offset. An offset below the log start changes nothing. The next `retain` deletes the
-        segments that lie wholly below the new log start. `mirror_of` is as for `truncate`. Raises `OffsetOutOfRange`
-        for an offset above the log end or below -1, `NotWritable`, and, without `mirror_of`, `InvalidSetting` if
+        segments that lie wholly below the new log start. Only the process that mirrors a cluster may change a
+        mirrored topic: it must give the topic's `logfs.mirror.source` as `mirror_of`. Raises `OffsetOutOfRange` for
+        an offset above the log end or below -1, `NotWritable`, and, without `mirror_of`, `InvalidSetting` if
         `cleanup.policy` has no `delete`.
         """
         if offset < -1:

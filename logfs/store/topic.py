@@ -74,11 +74,12 @@ class Topic:
     def create(
         self, partitions: int, settings: Mapping[str, str] | None = None
     ) -> Sequence[Partition]:
-        """Create the partitions that `missing` returns, after changing `settings` of the topic, and return them.
+        """Create the missing partitions among the numbers 0 to `partitions` - 1, and return them.
 
-        The partition with the highest number is created first. So after a failure the lowest numbers are missing, and
-        the topic refuses appends. If the highest numbers were missing, the topic would accept appends, and choose
-        wrong partitions for keys. After a failure, the topic has its former settings.
+        Before that, the settings of the topic are changed: `settings` has texts by setting name. The partition with
+        the highest number is created first. So after a failure the lowest numbers are missing, and the topic refuses
+        appends. If the highest numbers were missing, the topic would accept appends, and choose wrong partitions for
+        keys. After a failure, the topic has its former settings.
 
         Raises the errors of `missing`, `Store.create` and `Settings.change_topic`.
         """
@@ -102,7 +103,11 @@ class Topic:
             self._store.delete(name, only_empty=only_empty)
 
     def undelete(self) -> Sequence[Log]:
-        """Restore the partitions of the deleted topic, with its settings (see `Store.undelete_all`)."""
+        """Restore the partitions of the deleted topic, with its settings, and return them.
+
+        If one cannot be restored or loaded, the others are restored all the same. Then the first error is raised.
+        Raises the errors of `Store.undelete_all`.
+        """
         return self._store.undelete_all(self.name)
 
     def append(self, records: Iterable[Value | Record]) -> list[tuple[int, int]]:
@@ -122,9 +127,11 @@ class Topic:
         records: Iterable[Value | Record],
         append: Callable[[str, list[Record]], int],
     ) -> list[tuple[int, int]]:
-        """Append records like `Topic.append`, but with the function `append` in place of `Partition.append`.
+        """Append records as `Topic.append` does, but by calls of `append`; return their offsets.
 
-        `append` must append the records to the named partition, and return the offset of the first.
+        `append` is called with the name of a partition and the records for it. It must append these records, and
+        return the offset of the first. For each record, the result has (partition number, offset). Raises the errors
+        of `partitions`, `check_partitions` and `append`.
         """
         partitions = self.partitions
         check_partitions(self.name, partitions)

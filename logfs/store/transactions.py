@@ -146,10 +146,10 @@ class Transactions:
     def finish(self) -> None:
         """Write the missing markers of decided transactions, and abort open transactions that were left behind.
 
-        An open transaction was left behind if an earlier process of logfs began it, or if a broker's producer began
-        it and its timeout has passed. Transactions that this object has begun are left alone. If a transaction cannot
-        be ended, the error is logged, and the next call tries again. Raises `OSError` if `__transaction_state` cannot
-        be read.
+        A transaction is decided if its status is `PREPARE_COMMIT` or `PREPARE_ABORT`. An open transaction was left
+        behind if an earlier process of logfs began it, or if a broker's producer began it and its timeout has passed.
+        Transactions that this object has begun are left alone. If a transaction cannot be ended, the error is logged,
+        and the next call tries again. Raises `OSError` if `__transaction_state` cannot be read.
         """
         with self._registry.disk.hold(self._lock):
             for state in self._states().values():
@@ -188,7 +188,8 @@ class Transactions:
     def _ended(self, state: TransactionState) -> TransactionState:
         """Abort an open transaction, or write the markers of a decided one, and return the new state.
 
-        The caller must hold `_lock`.
+        A decided transaction has the status `PREPARE_COMMIT` or `PREPARE_ABORT`. The state of a transaction that is
+        neither open nor decided is returned unchanged. The caller must hold `_lock`.
         """
         if state.status is TransactionStatus.ONGOING:
             # A higher epoch fences the producer of the transaction in every partition.
@@ -249,7 +250,10 @@ class Transactions:
     def _write(
         self, state: TransactionState, status: TransactionStatus, *, durable: bool
     ) -> TransactionState:
-        """Append a record with `state` and its new `status`; return the new state. The caller must hold `_lock`."""
+        """Append a record with `state` and its new `status`; return the new state. The caller must hold `_lock`.
+
+        With `durable`, return only when the record is durable.
+        """
         now_ms = self._registry.clock()
         started_ms = now_ms if state.started_ms < 0 else state.started_ms
         state = state._replace(status=status, updated_ms=now_ms, started_ms=started_ms)
@@ -314,7 +318,10 @@ class Transactions:
         return self._registry.writable(name)
 
     def offsets_of(self, group: str, offsets: Mapping[str, int]) -> tuple[Partition, list[Record]]:
-        """Return the partition of `__consumer_offsets` for a group, and the records that commit `offsets`."""
+        """Return the partition of `__consumer_offsets` for a group, and the records that commit `offsets`.
+
+        `offsets` maps the name of each partition to the next offset that the group will read.
+        """
         return self._groups.log_of(group), self._groups.records_of(group, offsets)
 
 

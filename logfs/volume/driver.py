@@ -94,7 +94,7 @@ class VolumeDriver:
         return mounted_at(own) is MountState.DEAD
 
     def create(self, name: str, given: Mapping[str, str]) -> None:
-        """Create a volume unless it exists.
+        """Create a volume with the options in `given` (texts by option name), unless the volume exists.
 
         Raises `InvalidName` for an invalid name; `InvalidSetting` for an invalid option, and for a volume that exists
         with other options; and `OSError`.

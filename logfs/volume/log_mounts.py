@@ -44,7 +44,8 @@ _MANAGER = "NOTIFY_SOCKET"
 class LogMounts:
     """Mounts log directories on mountpoints in one directory.
 
-    Any thread may call the methods. A caller of `mount` or `unmount` must hold the `lock` of the log directory.
+    The argument `ro` chooses between the read-only and the writable mount of a log directory. Any thread may call the
+    methods. A caller of `mount` or `unmount` must hold the `lock` of the log directory.
     """
 
     def __init__(self, directory: Path) -> None:

@@ -115,7 +115,10 @@ def _sibling(name: str, suffix: str) -> str:
 
 
 def _open(kind: type[Index], name: str) -> Index:
-    """Return an index with its entries read into memory, because a broker may truncate the file. Raises `OSError`."""
+    """Open the index file `name` as an object of the class `kind`, and read all of its entries into memory.
+
+    They are read at once because a broker may truncate the file. Raises `InvalidName` and `OSError`.
+    """
     path = Path(os.path.realpath(name))
     path.stat()
     index = kind(ReadOnlyDisk(), path, names.parse_stem(Path(name).name))

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compact, and print the size of each partition before and after; exit code 1 if one could not be compacted."""
+    """Compact partitions, and print the size of each before and after; exit code 1 if one could not be compacted."""
     with session(arguments, "compact") as spark, bar("compacting") as progress:
         from logfs.spark.jobs import compact
 

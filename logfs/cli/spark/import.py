@@ -63,7 +63,10 @@ def _separator(text: str) -> str:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Append the rows of the files, and print the offsets [first, next) of the new records in each partition."""
+    """Append the rows of the files, and print the offsets [first, next) of the new records in each partition.
+
+    If an import with the same `--id` was done in the last seven days, append nothing, and only say so.
+    """
     *sources, log_dirs = arguments.words
     if not sources:
         raise InvalidSetting(

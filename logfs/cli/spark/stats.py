@@ -54,7 +54,7 @@ def _file(text: str) -> Path:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Count, print the numbers as a table or as JSON, and draw the plot if `--plot` is given."""
+    """Count the records of each topic, print the numbers as a table or as JSON, and with `--plot` draw a plot."""
     with session(arguments, "stats") as spark, bar("counting") as progress:
         from logfs.spark.jobs import plot, stats
 

@@ -55,7 +55,7 @@ NOT_IN_TOPIC = re.compile(r"[^a-zA-Z0-9._-]")
 
 
 class TopicPartition(NamedTuple):
-    """One partition of a topic. The values are not checked: see `check_topic` and `check_partition`."""
+    """One partition of a topic. The constructor does not check the values; `check_topic` and `check_partition` do."""
 
     topic: str
     partition: int

@@ -298,9 +298,9 @@ class Batch:
     def record_at(self, offset: int) -> Record | None:
         """Return the record at `offset`, without decoding the other records.
 
-        Returns None if compaction has removed the record, and for an offset outside the batch. Raises the errors of
-        `payload`. Also raises `Corrupt` if the record, or the length of an earlier record, is malformed, or if the
-        offsets of the records are not in order.
+        Returns None if compaction has removed the record, and for an offset outside the batch. Raises `Corrupt` if
+        the batch cannot be decompressed or has an impossible record count, if the record, or the length of an earlier
+        record, is malformed, or if the offsets of the records are not in order.
         """
         header = self.header
         delta = offset - header.base_offset
@@ -340,7 +340,12 @@ class Batch:
         return decode_record(payload, position, **bases)[0]
 
     def _record_of(self, numbers: list[int]) -> Record:
-        """Return the record whose fields `numbers` describes, in the order of `batch_kernels.find_fields`."""
+        """Return the record whose fields `numbers` describes. Raises `Corrupt` if its headers are malformed.
+
+        `numbers` are the record's timestamp delta and offset delta, and positions and sizes in `payload`: the
+        position and the size of the key, those of the value (a size of -1 stands for null), the position of the
+        headers, and the end of the record.
+        """
         timestamp, offset, key, key_size, value, value_size, headers_start, end = numbers
         payload = self.payload
         headers, after = decode_headers(payload[:end], headers_start)

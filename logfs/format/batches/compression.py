@@ -196,10 +196,11 @@ def _decompress_streams(
 ) -> None:
     """Decompress the streams in `view`, one after another, into `output`.
 
-    The input is read in steps of `step_bytes`. `read(stream, step)` returns the whole output of a step, or more bytes
-    than `output` has room for. Small steps bound the memory: zstd's decompressor always returns the whole output of a
-    step, and if a stream ends inside a step, `unused_data` is a copy of the rest of the step. Raises `Corrupt` if a
-    stream is incomplete or raises `error`, or if the output exceeds its limit.
+    `open_stream` returns the decompressor for the next stream. The input is read in steps of `step_bytes`.
+    `read(stream, step)` returns the whole output of a step, or more bytes than `output` has room for; it raises
+    `error` if the step is malformed. Small steps bound the memory: zstd's decompressor always returns the whole
+    output of a step, and if a stream ends inside a step, `unused_data` is a copy of the rest of the step. Raises
+    `Corrupt` if a stream is malformed or incomplete, or if the output exceeds its limit.
     """
     stream = open_stream()
     position = 0
@@ -322,7 +323,8 @@ def zstd_frame(data: Buffer, level: int | None = None) -> bytes:
     """Return `data` in one zstd frame that declares the size of its content.
 
     A chunk of a remote segment must be such a frame. The zstd frames in batches do not declare the size, because
-    Kafka compresses batches as streams.
+    Kafka compresses batches as streams. A `level` of None stands for the default, 3. Raises `InvalidSetting` for a
+    level that Kafka does not allow.
     """
     import zstandard
 

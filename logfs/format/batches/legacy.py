@@ -139,7 +139,7 @@ class LegacyBatch(Batch):
 
         Raises `Corrupt` if the message at `position` is incomplete or malformed, or its CRC does not match. For a
         wrapper it also raises `Corrupt` unless the value decompresses to 1 to `_MOST_MESSAGES` messages that are
-        valid, uncompressed and of the wrapper's magic, with offsets that `_assign_offsets` accepts.
+        valid, uncompressed and of the wrapper's magic, with offsets that rise and match the wrapper's offset.
         """
         view = memoryview(data)[position:].toreadonly()
         outer = parse_message(view)
@@ -215,8 +215,8 @@ def parse_batch(data: bytes | bytearray | memoryview, position: int = 0) -> Batc
 def whole_batches(data: bytes | memoryview) -> Iterator[Header]:
     """Yield the header of each batch in `data`, of any magic. An incomplete last batch is left out.
 
-    The CRC is checked in magic 0 and 1 only. Raises `Corrupt` for a batch whose length is too small, and the
-    errors of `LegacyBatch.parse`.
+    Raises `Corrupt` for a batch whose length is too small, and for a batch of magic 0 or 1 whose CRC or content is
+    wrong. In a batch of magic 2 the CRC and the content are not checked.
     """
     position = 0
     while len(data) - position >= SMALLEST_BYTES:
@@ -241,7 +241,11 @@ def is_legacy(data: bytes | bytearray | memoryview, position: int = 0) -> bool:
 
 
 def _unpack(outer: LegacyMessage, data: memoryview) -> bytes:
-    """Decompress the value of a wrapper, and return the bytes of the messages in it."""
+    """Return the bytes of the messages in a wrapper: its value, decompressed.
+
+    `outer` has the fields of the wrapper, `data` its bytes. Raises `Corrupt` if the wrapper's magic does not have its
+    codec, or if the value is not a valid stream of the codec or is too large.
+    """
     number = outer.attributes & CODEC_MASK
     if number > Codec.LZ4:
         raise Corrupt(f"message {outer.offset}: magic {outer.magic} has no codec {number}")

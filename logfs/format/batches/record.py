@@ -60,8 +60,10 @@ class Record:
 
     `value` and `key` are bytes or None (null); a null value is a tombstone. `headers` are ordered pairs of a name and
     bytes or None; a name may occur more than once. `timestamp` is in ms since the epoch, -1 for none; None in a
-    record to append requests the time of the append. `offset` is -1 until the log has assigned an offset. In a record
-    to append, the fields may also have other types, such as str: see `as_records`.
+    record to append requests the time of the append. `offset` is -1 until the log has assigned an offset.
+
+    In a record to append, the fields may also have other types: bytes may be a bytearray, a memoryview or a str,
+    which is encoded in UTF-8; `headers` may be a mapping; `timestamp` may be a datetime with a time zone.
     """
 
     value: bytes | None
@@ -73,12 +75,13 @@ class Record:
 
 
 def as_records(items: Iterable[object]) -> list[Record]:
-    """Convert the items of an append to records whose fields need no further conversion.
+    """Convert the items that a caller wants to append to records whose keys and values are bytes or None.
 
-    An item is a `Record`, or a value. A value, a key or the value of a header may be bytes, bytearray, memoryview, or
-    a str, which is encoded in UTF-8. Headers may be a mapping, and a timestamp may be a datetime with a time zone.
-    Raises `TypeError`, with the name of the field, for any other type, and if `items` is a single record or value.
-    Raises `ValueError` for a str that UTF-8 cannot encode, and for a datetime before 1970.
+    An item is a `Record`, or the value of a record without a key. A value, a key or the value of a header may be
+    bytes, bytearray, memoryview, or a str, which is encoded in UTF-8. Headers may be a mapping; they become pairs. A
+    timestamp may be a datetime with a time zone; it becomes ms since the epoch. Raises `TypeError`, with the name of
+    the field, for any other type, and if `items` is a single record or value. Raises `ValueError` for a str that
+    UTF-8 cannot encode, and for a datetime before 1970.
     """
     if isinstance(items, (bytes, bytearray, memoryview, str, Record)):
         raise TypeError(f"give a list of records, as in append([record]), not one {_kind(items)}")
@@ -88,7 +91,10 @@ def as_records(items: Iterable[object]) -> list[Record]:
 
 
 def _is_plain(record: Record) -> bool:
-    """Whether no field of a record needs conversion. This is written for speed: appends call it for each record."""
+    """Whether every field of a record has the type that `Record` declares, so that none needs conversion.
+
+    This is written for speed: appends call it for each record.
+    """
     if not (
         type(record.value) in _PLAIN
         and type(record.key) in _PLAIN
@@ -156,9 +162,10 @@ def _as_headers(headers: object) -> Sequence[tuple[str, bytes | None]]:
 
 
 def as_ms(time: object) -> int | None:
-    """Return `time`, which is in ms or a datetime with a time zone, as ms since the epoch; None stays None.
+    """Return a time as ms since the epoch; None stays None.
 
-    Raises `TypeError` for any other type, and `ValueError` for a datetime before 1970.
+    `time` is an integer in ms since the epoch, or a datetime with a time zone. Raises `TypeError` for any other type,
+    and `ValueError` for a datetime before 1970.
     """
     if time is None or type(time) is int:
         return time

@@ -104,7 +104,8 @@ class BatchMaker:
 def table(topic: str, partition: int, columns: Columns) -> pa.Table:
     """Return records of a partition as a table with the columns of `SCHEMA`.
 
-    Raises the errors of `BatchMaker.batch`.
+    Raises `ValueError` if the keys, the values, the header keys or the header values have 2 GiB or more in total.
+    Raises `Corrupt` for malformed headers.
     """
     return pa.Table.from_batches([BatchMaker(SCHEMA).batch([ArrowRun(topic, partition, columns)])])
 
@@ -112,7 +113,8 @@ def table(topic: str, partition: int, columns: Columns) -> pa.Table:
 def grouped(runs: Iterable[ArrowRun]) -> Iterator[list[ArrowRun]]:
     """Yield groups of runs, in the order of `runs`. The records of a group are to become one Arrow batch.
 
-    A group has at most 20,000 records and about 2 MiB of keys, values and headers. Larger runs are split.
+    A group has at most 20,000 records and about 2 MiB of keys, values and headers. Larger runs are split into parts
+    of equal numbers of records, so a group with a few very large records may exceed 2 MiB.
     """
     waiting: list[ArrowRun] = []
     rows = size = 0
@@ -186,7 +188,7 @@ def _repeated(texts: Sequence[bytes], counts: Sequence[int]) -> pa.Array:
 
 
 def _headers(columns: Columns, kind: pa.DataType) -> pa.Array:
-    """Return an Arrow array with the headers of each record as a list of (key, value).
+    """Return an Arrow array of the type `kind`, with the headers of each record as a list of (key, value).
 
     As in Spark's Kafka source, the list of a record without headers is null.
     """

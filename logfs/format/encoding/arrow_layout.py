@@ -46,7 +46,12 @@ def _gather(
     out: NDArray[np.uint8],
     validity: NDArray[np.uint8],
 ) -> int:
-    """Copy the values to `out`, and set `offsets` and `validity` for them. Return the number of nulls (length -1)."""
+    """Copy the values data[starts[i] : starts[i] + lengths[i]] to `out`, one after the other.
+
+    A length of -1 stands for null. Writes where each value begins in `out`, and where the last one ends, to
+    `offsets`. Sets the bit of each value that is not null in `validity`, which must be zero before. Returns the
+    number of nulls.
+    """
     position = np.int64(0)
     nulls = 0
     offsets[0] = 0
@@ -121,7 +126,8 @@ def gather_headers(columns: Columns) -> tuple[NDArray[np.int32], GatheredField, 
     """Return the headers of all rows as (offsets, keys, values).
 
     `offsets` is int32[n + 1]: row i has the headers from offsets[i] up to offsets[i + 1]. `keys` and `values` have
-    one value for each header. Raises `Corrupt` for malformed headers, and the errors of `gather`.
+    one value for each header. Raises `Corrupt` for malformed headers, and `ValueError` if the keys or the values have
+    2 GiB or more in total.
     """
     counts = columns.header_counts
     total = int(counts.sum(dtype=np.int64))

@@ -95,9 +95,10 @@ class BatchFormat(NamedTuple):
 
     @property
     def line_limit(self) -> int:
-        """The length in bytes of the longest line that fits in a batch. With a codec this is only an estimate.
+        """The length in bytes, without the newline, of the longest line that fits in a batch.
 
-        The estimate is `limit_bytes`: whether a line fits depends on its size after compression.
+        With a codec this is only an estimate, `limit_bytes`: whether a line fits depends on its size after
+        compression.
         """
         if self.codec is not Codec.NONE:
             return self.limit_bytes
@@ -142,8 +143,9 @@ class Built:
 def build_lines(data: bytes, form: BatchFormat, now_ms: int) -> Built:
     """Build batches in which each line of `data` is the value of a record. `data` must end with a newline.
 
-    The records have no key, and the timestamp `now_ms`. The result's `consumed` counts bytes. If the batch of a line
-    would exceed the limit, building stops there, and the result's `refused` is a `RecordTooLarge`.
+    The records have no key, and the timestamp `now_ms`. The result's `consumed` counts bytes. If a line is too large
+    even alone in a batch of `form.limit_bytes`, building stops there, and the result's `refused` is a
+    `RecordTooLarge`.
     """
     lines = data.count(b"\n") if len(data) <= _FEW_LINES_BYTES else _FEW_LINES + 1
     if lines == 1 and form.codec is Codec.NONE:
@@ -156,7 +158,11 @@ def build_lines(data: bytes, form: BatchFormat, now_ms: int) -> Built:
 
 
 def _build_line(data: bytes, form: BatchFormat, now_ms: int) -> Built:
-    """Build the batch of a single line, the most frequent write, in as few Python steps as possible."""
+    """Build the batch of a single line, the most frequent write, in as few Python steps as possible.
+
+    `data` is the line with its newline. `form` must have no codec. If the batch would exceed `form.limit_bytes`, the
+    result has no batch, and its `refused` is a `RecordTooLarge`.
+    """
     value = data[:-1]
     length = len(value)
     tail, envelope_bytes = _line_constants(form.timestamp_type, now_ms)
@@ -251,10 +257,11 @@ def line_ends(data: NDArray[np.uint8]) -> NDArray[np.int64]:
 
 
 def build_records(records: Sequence[Record], form: BatchFormat, now_ms: int) -> Built:
-    """Build batches with as many records in each as the limit allows.
+    """Build batches with as many records in each as `form.records_limit` allows.
 
-    A record without a timestamp (None) gets `now_ms`. The result's `consumed` counts records. If the batch of a
-    single record would exceed the limit, building stops there, and the result's `refused` is a `RecordTooLarge`.
+    A record without a timestamp (None) gets `now_ms`. The result's `consumed` counts records. If a record is too
+    large even alone in a batch of `form.limit_bytes`, building stops there, and the result's `refused` is a
+    `RecordTooLarge`.
     """
     built = Built([], 0)
     buffer = bytearray(HEADER_SIZE)
@@ -364,7 +371,8 @@ def rebuild(batch: Batch, form: BatchFormat, now_ms: int) -> NewBatch:
     The records are encoded again if their offsets have gaps, or if the codec changes and the base timestamp differs
     from the first record's. Otherwise their bytes stay as they are, and a batch that already has the topic's codec
     keeps its compressed stream. The producer's id, epoch and sequence are always kept. With LogAppendTime the records
-    get the timestamp `now_ms`. Raises `Corrupt` for records that are malformed.
+    get the timestamp `now_ms`. The batch must have at least one record. Raises `Corrupt` for records that are
+    malformed.
     """
     header = batch.header
     decoded = batch.columns()

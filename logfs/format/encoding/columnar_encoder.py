@@ -183,10 +183,11 @@ def _encode_rows(
     out: Bytes,
     position: int,
 ) -> tuple[int, int]:
-    """Write the records of the rows order[first], order[first + 1], … to `out` (kafka-storage 2.2).
+    """Write the records of the rows order[first], order[first + 1], … to `out` at `position` (kafka-storage 2.2).
 
-    Writes at least one record, and stops before a record that could end after the position `limit`. Returns (number
-    of records, position after the last record).
+    Writes at least one record, and stops before a record that could end after the position `limit` of `out`:
+    bounds[row] is an upper bound of the size of a row's record. The other arrays are the columns of `Rows`. Returns
+    (number of records, position after the last record).
     """
     base = timestamps[order[first]]
     count = 0

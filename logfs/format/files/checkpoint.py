@@ -53,7 +53,10 @@ def _lines(data: bytes) -> list[str]:
 
 
 def _number(text: str, *, most: int, what: str, line: int) -> int:
-    """Return the decimal number `text`. Raises `Corrupt`, with `what` and `line`, unless it is in 0..`most`."""
+    """Return the decimal number `text`. Raises `Corrupt` unless it is in 0..`most`.
+
+    The error shows `what`, the meaning of the number, and `line`, its line in the file.
+    """
     digits = NUMBER.fullmatch(text)
     if digits is None or int(digits[1]) > most:
         raise Corrupt(f"line {line}: {what} {text[:30]!r} is not a number in 0..{most}")
@@ -293,7 +296,7 @@ def _unescaped(text: str, line: int) -> str:
 def _paired(text: str, line: int) -> str:
     """Return `text` with each surrogate pair joined to one character, because escapes in Java are UTF-16 code units.
 
-    Raises `Corrupt` for a surrogate that is not part of a pair.
+    Raises `Corrupt` for a surrogate that is not part of a pair. The error shows `line`, the line in the file.
     """
     try:
         return text.encode("utf-16", "surrogatepass").decode("utf-16")

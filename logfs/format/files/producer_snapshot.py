@@ -26,10 +26,11 @@ _CRC_START = 6
 class ProducerEntry(NamedTuple):
     """One producer of a snapshot: its epoch, its last batch and its open transaction.
 
-    `last_sequence` and `last_offset` are those of the last record in its last batch, `offset_delta` is the difference
-    between the last and the first offset of that batch, and `timestamp` is in ms. If no batch is known,
-    `last_sequence` and `last_offset` are -1 and `offset_delta` is 0. `coordinator_epoch` is -1 if it is unknown, and
-    `current_txn_first_offset` is -1 if no transaction is open.
+    `last_sequence` and `last_offset` are those of the last record in its last batch, and `offset_delta` is the
+    difference between the last and the first offset of that batch. If no batch is known, `last_sequence` and
+    `last_offset` are -1 and `offset_delta` is 0. `timestamp` is that of the last batch or transaction marker, in ms.
+    `coordinator_epoch` is that of the last transaction marker, or -1 if it is unknown. `current_txn_first_offset` is
+    the first offset of the open transaction, or -1 if none is open.
     """
 
     producer_id: int

@@ -231,7 +231,8 @@ def decode_records(
 ) -> int:
     """Decode the first `count` records of data[start:end] into rows [row, row + count) of the column arrays.
 
-    Returns the position after the last record, or a negative BAD_ code (kafka-storage 2.2, read checks).
+    The column arrays are those from `offsets` to `header_counts`. A null key or value gets the length -1. Returns the
+    position after the last record, or a negative BAD_ code (kafka-storage 2.2, read checks).
     """
     position = start
     for index in range(row, row + count):
@@ -399,8 +400,9 @@ def _plain_value(data: Bytes, position: int) -> tuple[int, int, int]:
     """Return (start of the value, length of the value, end of the record) for a short record without a key.
 
     The length is -1 if the record has a key, a null value or a varint longer than two bytes. Reads only the 16 bytes
-    from `position` on. Takes half the time of `_any_value`: a call of `short_varint` costs almost nothing, because
-    `short_varint` has no array argument and only one `return`.
+    from `position` on, which must lie in `data`. The caller must check that the end of the record does, too. Takes
+    half the time of `_any_value`: a call of `short_varint` costs almost nothing, because `short_varint` has no array
+    argument and only one `return`.
     """
     body, size = short_varint(data[np.uint64(position)], data[np.uint64(position + 1)])
     at = position + size
@@ -499,7 +501,8 @@ def envelope_sizes(
 ) -> int:
     """Write the size in bytes of each record's line of JSON (its envelope) to `sizes`. Return the sum of the sizes.
 
-    The sizes exclude the prefix (topic and partition). All other arrays are those of `Columns`.
+    The sizes exclude the prefix (topic and partition). The other arrays are the columns of the records: a length of
+    -1 stands for null, and starts and ends are positions in `data`.
     """
     total = 0
     for index in range(len(offsets)):
@@ -540,9 +543,10 @@ def write_envelopes(
 ) -> int:
     """Write each record's line of JSON (its envelope) to `out`, and the position after each line to `out_ends`.
 
-    `prefix` is the beginning of every line, up to the digits of the offset. The other arrays are those of `Columns`.
-
-    Returns the number of bytes written.
+    `prefix` is the beginning of every line, up to the digits of the offset. The arrays from `data` to `header_counts`
+    are the columns of the records: a length of -1 stands for null, and starts and ends are positions in `data`. `out`
+    must have room for the sizes that `envelope_sizes` returns and a prefix for each record. Returns the number of
+    bytes written.
     """
     position = 0
     for index in range(len(offsets)):
@@ -666,8 +670,9 @@ _CRC_START = 21
 def check_crcs(data: Bytes, rows: Int64s, most_bytes: int) -> int:
     """Return the number of the first row whose batch has a wrong CRC-32C, or len(rows) if there is none.
 
-    `rows` are those of `scan_batches`. Batches larger than `most_bytes` are left to the caller: for these the library
-    `crc32c`, which uses a special instruction of the processor, is faster in spite of its cost for each call.
+    `rows` has the rows that `scan_batches` wrote for `data`. Batches larger than `most_bytes` are not checked here,
+    and are left to the caller: for these the library `crc32c`, which uses a special instruction of the processor, is
+    faster in spite of its cost for each call.
     """
     for number in range(len(rows)):
         size = rows[number, SIZE]

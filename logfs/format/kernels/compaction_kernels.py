@@ -235,9 +235,9 @@ def put_keys(
 def _look_up(scratch: UInt64s, count: int, slots: UInt64s, keep: Bytes) -> tuple[int, int]:
     """Set keep[i] to 1 if record i is the newest with its key according to `slots`, otherwise to 0.
 
-    The lookups run back to back, so that their cache misses overlap. A row of `scratch` describes a record i by four
-    words: the hash of its key (two words), its offset + 1, and 2 * i or, if its value is null, 2 * i + 1. Returns
-    (the number of records that stay, the number of those whose value is null).
+    Each of the first `count` rows of `scratch` describes a record i by four words: the hash of its key (two words),
+    its offset + 1, and 2 * i or, if its value is null, 2 * i + 1. The lookups run back to back, so that their cache
+    misses overlap. Returns (the number of records that stay, the number of those whose value is null).
     """
     survivors = 0
     without_value = 0

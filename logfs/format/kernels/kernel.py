@@ -44,10 +44,10 @@ def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def inlined_kernel(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a small function with the options of `kernel`, and inline it into each kernel that calls it.
+    """Compile a small function as a kernel, and inline it into each kernel that calls it.
 
-    Use this for a function with array arguments that an inner loop calls: without inlining, the call itself takes
-    about as long as copying 100 bytes.
+    Like every kernel, it runs without the GIL, and its code is cached on disk. Use this for a function with array
+    arguments that an inner loop calls: without inlining, the call itself takes about as long as copying 100 bytes.
     """
     return _compiled(function, inline="always")
 
@@ -104,7 +104,7 @@ def _digest(module: Path) -> str:
 
 @cache
 def _source(path: Path) -> tuple[bytes, list[Path]]:
-    """Return a hash of a source file, and the paths at which the modules that it imports could be.
+    """Return a hash of a source file, and the paths at which the modules of logfs that it imports could be.
 
     The list also has paths that do not exist. The hash and the list are empty if the source file is missing.
     """
@@ -121,11 +121,12 @@ def _source(path: Path) -> tuple[bytes, list[Path]]:
 
 @cache
 def _take_from_installation(module: Path, user_cache: Path) -> None:
-    """Copy a module's compiled kernels from the installation to `user_cache`.
+    """Copy a module's compiled kernels from the installation, its `__pycache__`, to `user_cache`.
 
-    Only files that are missing or older in `user_cache` are copied. Without the copies, users who cannot write into
-    the installation would have to compile all kernels again. numba ignores a copied file that was made on another
-    processor, by another version of numba or from other sources.
+    `module` is the module's source file, `user_cache` the directory in which numba caches for this user. Only files
+    that are missing or older in `user_cache` are copied, and none if NUMBA_CACHE_DIR is set. Without the copies,
+    users who cannot write into the installation would have to compile all kernels again. numba ignores a copied file
+    that was made on another processor, by another version of numba or from other sources.
     """
     installed = module.parent / "__pycache__"
     # Copy nothing into NUMBA_CACHE_DIR: whoever sets this variable may also set NUMBA_BOUNDSCHECK, and a cached file

@@ -96,12 +96,14 @@ def write_formatted(
     out: Bytes,
     ends: Int64s,
 ) -> int:
-    """Write the text of each record to `out`, and return the number of bytes written.
+    """Write the text of each record to `out` by a format string, and return the number of bytes written.
 
-    A row of `pieces`, int64[n, 3], has a kind and two numbers. For LITERAL, the numbers are the start and the end of
-    the text in `literals`. For EXTRA, the first number is an index e into `extra_ranges`, int64[extras, records, 2]:
-    extra_ranges[e, i] is the start and the end in `extra` of the text for record i. `ends`, int64[records], gets the
-    position in `out` after each record. The other arrays are those of `Columns`.
+    `pieces`, int64[n, 3], has the parts of the format string in order: literal texts, and fields of the record. A row
+    has a kind, such as VALUE, and two numbers. For LITERAL, the numbers are the start and the end of the text in
+    `literals`. For EXTRA, the first number is an index e into `extra_ranges`, int64[extras, records, 2]:
+    extra_ranges[e, i] is the start and the end in `extra` of the text for record i. The other kinds use no number.
+    `ends`, int64[records], gets the position in `out` after each record. The arrays from `data` to `header_counts`
+    are the columns of the records: a length of -1 stands for null, and starts and ends are positions in `data`.
 
     The caller must make `out` large enough: a null key or value takes no bytes, and a header takes at most
     HEADER_ROOM bytes more than its encoded form.
@@ -182,7 +184,8 @@ def _record_size(
 ) -> tuple[int, int, int, int]:
     """Return (size of the value, size of the envelope, offset, end position) of a record. Sizes are in bytes.
 
-    The size of the envelope excludes its constant text. The end position is -1 if the record is malformed.
+    The size of the envelope counts only its offset, timestamp, key, value and headers. The end position is -1 if the
+    record is malformed.
     """
     body, position = get_varint(data, position, end, 5)
     record_end = position + body
@@ -266,11 +269,13 @@ def measure_spans(
 ) -> bool:
     """Measure the text of the records of several batches, in one pass and without decoding them into columns.
 
-    A row of `spans` is as in `decode_spans`. `label_bytes` is the length of the timestamp type's label, such as
-    `CreateTime`. For each batch, writes a row (records, bytes of lines, bytes of envelopes without prefixes) to
-    `sizes`, int64[batches, 3], and a row (offset of the first record, offset of the last) to `edges`,
-    int64[batches, 2]. Returns False if a record is malformed or if the offsets do not rise; `decode_spans` then tells
-    what is malformed.
+    A row of `spans` is (start, end, record count, base offset, base timestamp) of a batch's uncompressed records in
+    `data`. `label_bytes` is the length of the timestamp type's label, such as `CreateTime`. For each batch, writes a
+    row (records, bytes of lines, bytes of envelopes without prefixes) to `sizes`, int64[batches, 3], and a row
+    (offset of the first record, offset of the last) to `edges`, int64[batches, 2].
+
+    Returns True if all records are valid. Returns False if a record is malformed, if the records do not end where
+    their span ends, or if the offsets within a batch do not rise.
     """
     constant = ENVELOPE_BYTES + label_bytes
     for number in range(len(spans)):
@@ -521,9 +526,10 @@ def render_envelopes(
 ) -> int:
     """Write the envelope line of each record of several batches to `out` from `written` on.
 
-    A row of `spans` is as in `decode_spans`; with `has_one_time` its last number is the timestamp of all records of
-    the batch. `prefix` is the beginning of every line, up to the digits of the offset. `timestamp_type` is the label
-    of the records' timestamp type, such as `CreateTime`.
+    A row of `spans` is (start, end, record count, base offset, base timestamp) of a batch's uncompressed records in
+    `data`; with `has_one_time` its last number is the timestamp of all records of the batch. `prefix` is the
+    beginning of every line, up to the digits of the offset. `timestamp_type` is the label of the records' timestamp
+    type, such as `CreateTime`.
 
     Returns the position after the last line. Returns BAD_LENGTH if a record is malformed, if the records do not end
     where their span ends, or if `out` has no room for the lines and ENVELOPE_ROOM more bytes.

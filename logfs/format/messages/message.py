@@ -131,7 +131,7 @@ class MessageSchema(NamedTuple):
         return _INT16.pack(version) + self.encode_body(version, values)
 
     def encode_body(self, version: int, values: Mapping[str, Any]) -> bytes:
-        """Return the bytes of `encode` without the version.
+        """Return the bytes of a message without its version: the fields of `version`, from `values` by name.
 
         Raises `struct.error` for a value that does not fit its type.
         """
@@ -168,7 +168,11 @@ def plain(value: Any) -> Any:
 
 
 class _MessageReader:
-    """Reads the fields of a message in order. Its methods raise `Corrupt` if the bytes do not match the fields."""
+    """Reads the fields of a message in order. Its methods raise `Corrupt` if the bytes do not match the fields.
+
+    `what` names the message in errors, and `position` is where the fields begin in `data`. If `strict` is false, text
+    that is not UTF-8 is decoded with surrogate escapes instead of raising an error.
+    """
 
     def __init__(
         self,
@@ -188,7 +192,10 @@ class _MessageReader:
         self._position = position
 
     def all(self, fields: Sequence[Field]) -> dict[str, Any]:
-        """Read and return `fields` as `members` does. Raises `Corrupt` if bytes follow the last field."""
+        """Read those of `fields` that the message's version has, and return their values by name.
+
+        Tagged fields that have their default value are left out. Raises `Corrupt` if bytes follow the last field.
+        """
         found = self.members(fields)
         left = len(self._data) - self._position
         if left:
@@ -198,7 +205,7 @@ class _MessageReader:
     def members(self, fields: Sequence[Field]) -> dict[str, Any]:
         """Read those of `fields` that the message's version has, and return their values by name.
 
-        Tagged fields that have their default value are left out.
+        Tagged fields that have their default value are left out. Bytes may follow the last field.
         """
         here = [field for field in fields if field.first <= self._version <= field.last]
         found = {field.name: self._field(field) for field in here if field.tag < 0}

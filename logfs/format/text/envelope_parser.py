@@ -255,7 +255,11 @@ def _parse(
     header_value_starts: Int64s,
     header_value_lengths: Int32s,
 ) -> int:
-    """Fill the columns of `Envelopes`. Return the number of headers, or _BAD if a line is not canonical."""
+    """Parse the lines in `data` into the arrays of `Envelopes`, and return the number of headers.
+
+    `out` is the array `Envelopes.data`, and each line must begin with `prefix`. Returns _BAD (-1) if a line is not
+    canonical.
+    """
     position = written = headers = 0
     for row in range(len(offsets)):
         position = _literal(data, position, prefix)

@@ -193,7 +193,12 @@ class FormatString:
         return texts, ranges
 
     def _compiled(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """Return the format string as `literals` (uint8[n]) and `pieces` (int64[pieces, 3]) for `write_formatted`."""
+        """Return the format string as `literals` (uint8[n]) and `pieces` (int64[pieces, 3]) for `write_formatted`.
+
+        `literals` has the bytes of all literals. A row of `pieces` is for one literal or token: its kind, and two
+        numbers. The numbers are the start and end in `literals` for a literal, (i, 0) for the i-th token `%T{FORM}`,
+        and (0, 0) for any other token.
+        """
         import numpy as np
 
         from logfs.format.kernels import text_kernels as kernels

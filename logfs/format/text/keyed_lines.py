@@ -81,7 +81,11 @@ class KeyedLines:
         return ended
 
     def flush(self) -> bytes:
-        """End the record whose lines are kept, and return its envelope; b"" if no lines are kept."""
+        """End the record whose complete lines `write` has kept, and return its envelope; b"" if no such line is kept.
+
+        Call this to end the record without waiting for the next line, which may continue it. The bytes of an
+        unfinished line stay for the next `write`.
+        """
         lines, self._lines, self._size = self._lines, [], 0
         return self._envelope(_NEWLINE.join(lines)) if lines else b""
 

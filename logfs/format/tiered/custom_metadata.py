@@ -150,7 +150,10 @@ def _or_zero(offset: int | None) -> int:
 
 
 def _field(custom: bytes) -> bytes | None:
-    """Return the bytes of logfs's field in a section of tagged fields; None if the section has no such field."""
+    """Return the bytes of logfs's field in a section of tagged fields; None if the section has no such field.
+
+    Raises `Corrupt` if the section is malformed.
+    """
     count, at = decode_unsigned(custom, 0)
     for _ in range(count):
         tag, at = decode_unsigned(custom, at)

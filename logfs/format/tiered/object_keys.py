@@ -58,7 +58,10 @@ class SegmentKey(NamedTuple):
 
 
 def aiven_key(segment: SegmentKey, suffix: str, prefix: str = "") -> str:
-    """Return the name of an object of a segment in the layout of Aiven's plugin; it begins with `prefix`."""
+    """Return the name of an object of a segment in the layout of Aiven's plugin; it begins with `prefix`.
+
+    `suffix` says which object of the segment, such as "log" for the .log file.
+    """
     directory = aiven_directory(segment.partition, prefix)
     return f"{directory}{segment.start_offset:020}-{uuid_to_text(segment.segment_id)}.{suffix}"
 
@@ -70,7 +73,10 @@ def aiven_directory(partition: RemotePartition, prefix: str = "") -> str:
 
 
 def local_key(segment: SegmentKey, suffix: str, prefix: str = "") -> str:
-    """Return the name of an object of a segment in the layout of `LocalTieredStorage`; it begins with `prefix`."""
+    """Return the name of an object of a segment in the layout of `LocalTieredStorage`; it begins with `prefix`.
+
+    `suffix` says which object of the segment, such as ".log" for the .log file.
+    """
     name = f"{segment.start_offset:020}-{uuid_to_text(segment.segment_id)}"
     return f"{local_directory(segment.partition, prefix)}{name}{suffix}"
 

@@ -100,7 +100,11 @@ class SegmentUpdate(NamedTuple):
 
 
 class PartitionDeletion(NamedTuple):
-    """A new state in the deletion of all remote segments of a partition."""
+    """A new state in the deletion of all remote segments of a partition.
+
+    `broker_id` is the broker that set the state, and `event_timestamp` the time at which it did so, in ms since the
+    epoch.
+    """
 
     partition: RemotePartition
     broker_id: int

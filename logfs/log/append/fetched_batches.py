@@ -67,8 +67,9 @@ def _take(
 ) -> tuple[int, int, bool]:
     """Append the whole batches in `view` that this log lacks, one run (`ScannedBatches`) at a time.
 
-    Without `may_have_gaps`, stops before a run if offsets are missing before it or between its batches. Returns the
-    positions in `view` at which the appended batches begin and end, and whether missing offsets stopped the call.
+    Without `may_have_gaps`, stops before a run if offsets are missing before it or between its batches. `source` is
+    the expected value of the topic's setting `logfs.mirror.source`. Returns the positions in `view` at which the
+    appended batches begin and end, and whether missing offsets stopped the call.
     """
     with partition.disk.hold(partition.lock):
         partition.check_mirror(source)
@@ -181,10 +182,11 @@ def begin_at(partition: Partition, offset: int, source: str = "") -> None:
     """Drop all records and begin this log at `offset`, the log start of the source log (kafka-storage 10.5).
 
     The caller must first raise the log start of this log to the log end, and make the new log start durable. If
-    `offset` is above the log end, leader epochs and producers are dropped too. `source` is as in `append_fetched`.
+    `offset` is above the log end, leader epochs and producers are dropped too. `source` is the expected value of the
+    topic's setting `logfs.mirror.source`.
 
-    Raises `OffsetOutOfRange` if `offset` is below the log end, and `NotWritable`, `PartitionFailed`,
-    `UnknownPartition` or `OSError` if the log cannot be changed.
+    Raises `OffsetOutOfRange` if `offset` is below the log end; `NotWritable` if the setting has another value; and
+    `PartitionFailed`, `UnknownPartition` or `OSError` if the log cannot be changed.
     """
     end = partition.log_end_offset
     if offset < end:

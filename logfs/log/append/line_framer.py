@@ -121,7 +121,7 @@ class LineFramer:
         return AppendResult(end, end - 1, consumed, refused)
 
     def _hold(self, data: bytes) -> AppendResult:
-        """Keep the beginning of a line, or refuse the line if it is too long already."""
+        """Add `data`, which has no newline, to `carry`; or refuse the unfinished line if it is too long already."""
         if len(self.carry) + len(data) <= self.limit:
             self.carry += data
             return self._nothing_appended(len(data))
@@ -136,7 +136,7 @@ class LineFramer:
         return self._nothing_appended(0, refused)
 
     def _skip(self, data: bytes) -> AppendResult:
-        """Refuse `data` if it has only bytes of the refused line; otherwise consume those bytes without an append."""
+        """Consume the bytes of the refused line at the start of `data`; refuse `data` if it has no other bytes."""
         reason, end = self.skipped, data.find(b"\n") + 1
         if end or len(data) >= _PART_BYTES:
             self.skipped = None

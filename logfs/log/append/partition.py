@@ -135,7 +135,7 @@ class Partition(Log):
     def append_records(self, records: Sequence[Record]) -> AppendResult:
         """Append records up to the first that is refused; `consumed` in the result counts records.
 
-        Raises the errors of `append_lines`.
+        Raises `NotWritable`, `PartitionFailed` or `UnknownPartition` if the partition takes no appends at all.
         """
         now_ms, config = self._clock(), self.config
         return self._append(self._build(records, config, now_ms), config, now_ms)
@@ -185,8 +185,9 @@ class Partition(Log):
     ) -> tuple[int, int]:
         """Append records of a producer's transaction; return the offset of the first, and the next sequence number.
 
-        `sequence` is the sequence number of the first record. After an error, the first batches may have been
-        appended; the transaction must then be aborted. Raises the errors of `append` and `append_batch`.
+        `sequence` is the sequence number of the first record; it is not checked if a group coordinator appends the
+        records (`coordinator`). After an error, the first batches may have been appended; the transaction must then
+        be aborted. Raises the errors of `append` and `append_batch`.
         """
         now_ms, config = self._clock(), self.config
         built = self._build(as_records(records), config, now_ms)
@@ -554,9 +555,9 @@ class Partition(Log):
     def truncate(self, offset: int) -> bool:
         """Drop every record at or after `offset` (kafka-storage 10.4); return whether `offset` was below the log end.
 
-        A batch that straddles `offset` is dropped whole. The log then ends after the last batch that is left, which
-        may be below `offset`. The caller must first lower the recovery point in the checkpoint file. Raises the error
-        of `check_truncatable`, `PartitionFailed` or `UnknownPartition`.
+        A batch that straddles `offset` is dropped whole. The log then ends after the last batch left, perhaps below
+        `offset`. The caller must first lower the recovery point in the checkpoint file. Raises `PartitionFailed`,
+        `UnknownPartition`, or `OffsetOutOfRange` if `offset` is below the first local segment of a tiered log.
         """
         self.check_changeable()
         with self.flusher.lock, self.lock:

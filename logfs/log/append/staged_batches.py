@@ -88,7 +88,7 @@ class StagedWriter:
 
 
 def read_staged(disk: Disk, directory: Path, staged: StagedFile) -> Iterator[ScannedBatches]:
-    """Yield the batches of the file that `staged` describes, many at a time.
+    """Yield the batches of the file that `staged` describes, in the partition directory `directory`, many at a time.
 
     Raises `Corrupt` if the file does not match its description, and `FileNotFoundError` if the file is missing.
     """
@@ -134,8 +134,8 @@ def measure_staged(
 ) -> StagedSize:
     """Read staged files in a partition directory, and return the total size of all but the first `skip` batches.
 
-    If `checked_for` (the topic's settings) is given, calls `check_staged` for each batch, with the time `now_ms`.
-    Raises the errors of `read_staged` and `check_staged`.
+    If `checked_for` (the topic's settings) is given, also checks that these settings allow each batch
+    (`check_staged`), with `now_ms` as the present time. Raises the errors of `read_staged` and `check_staged`.
     """
     columns = (SIZE, SPAN_COUNT, MAX_TIMESTAMP)
     found = [np.empty((0, 3), np.int64)]
@@ -203,7 +203,10 @@ class StagedAppend:
     """
 
     def __init__(self, partition: Partition, part: CommitPart, size: StagedSize) -> None:
-        """Prepare to append `part` at its place, which must be the log end; `size` is the size of its batches."""
+        """Prepare to append the batches of `part`; `size` is their total size, without the first `part.skip` batches.
+
+        `part` must be a result of `assign_place`, and the log must not have changed since that call.
+        """
         self.partition = partition
         self.part = part
         self._size = size
@@ -248,7 +251,10 @@ class StagedAppend:
         segment.begin(self._config, self.partition.now_ms())
 
     def _put(self, batches: ScannedBatches) -> None:
-        """Write batches at the end of the last segment. They must have text sizes (`ScannedBatches.measured`)."""
+        """Write batches at the end of the last segment. They must have text sizes (`ScannedBatches.measured`).
+
+        The header of the first batch in the segment's run is not written, but kept in the run; zeros take its place.
+        """
         run = self._runs[-1]
         start = int(batches.rows[0, POSITION])
         part = batches.data[start : batches.end]
@@ -296,7 +302,7 @@ class StagedAppend:
         self._runs.clear()
 
     def publish(self, now_ms: int) -> None:
-        """Make the batches visible.
+        """Make the batches that `write` has written visible to readers; `now_ms` is the time of the append.
 
         Raises `PartitionFailed` for an `OSError`: how much was written is unknown, so the log takes no more appends.
         """
@@ -405,8 +411,9 @@ def reconcile(disk: Disk, directory: Path, part: CommitPart) -> tuple[CommitPart
 class _ExistingBatches:
     """Compares the batches of `part`, the part of a commit for one partition, with the partition's .log files.
 
-    The comparison begins at the place of the part. `matched` is the number of batches of the part that were found in
-    the files. `differs` becomes True at the first batch that was not found; later batches are not compared.
+    The comparison begins at the place of the part; `bases` has the base offsets of the segments from there on.
+    `matched` is the number of batches of the part that were found in the files. `differs` becomes True at the first
+    batch that was not found; later batches are not compared.
     """
 
     def __init__(self, disk: Disk, directory: Path, bases: Sequence[int], part: CommitPart) -> None:
@@ -420,7 +427,10 @@ class _ExistingBatches:
         self.differs = False
 
     def compare(self, offset: int, batch: memoryview) -> None:
-        """Compare the next batch of the part with the files, unless an earlier batch differed."""
+        """Compare the next batch of the part with the files, unless an earlier batch differed.
+
+        `batch` has the batch's bytes as the log is to have them, and `offset` is its base offset in the log.
+        """
         if self.differs:
             return
         segment = self._segments.get(self._base)

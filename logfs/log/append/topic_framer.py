@@ -44,7 +44,10 @@ class Partitioner:
         self.left = BATCH_BYTES
 
     def partition(self, key: bytes | None, size: int) -> int:
-        """Return the number of the partition for a record of `size` bytes. If `key` is None, call `note(size)`."""
+        """Return the number of the partition for a record of `size` bytes.
+
+        A record without a key (None) goes to the current partition, and its size is noted (`note`).
+        """
         if key is not None:
             return partition_of(key, self.count)
         number = self.current
@@ -52,7 +55,10 @@ class Partitioner:
         return number
 
     def note(self, size: int) -> None:
-        """Note that `size` bytes of records without a key have gone to the current partition."""
+        """Note that `size` bytes of records without a key have gone to the current partition.
+
+        When it has got at least `BATCH_BYTES` of such records, a new current partition is chosen.
+        """
         self.left -= size
         if self.left <= 0:
             self.current = self._choose(self.count)
@@ -60,7 +66,7 @@ class Partitioner:
 
 
 def check_partitions(topic: str, partitions: Sequence[Log]) -> None:
-    """Raise `UnknownPartition` unless `partitions` are numbered from 0 without a gap.
+    """Raise `UnknownPartition` if there are no partitions, or if they are not numbered from 0 without a gap.
 
     The hash of a key selects one of these numbers.
     """
@@ -174,7 +180,7 @@ class TopicEnvelopeFramer(TopicLineFramer, EnvelopeFramer):
 
 
 class _Waiting(NamedTuple):
-    """A record that is not appended yet, and the position of its line in the bytes of the call."""
+    """A record that is not appended yet, and the position of its line in the argument of `append`."""
 
     position: int
     record: Record

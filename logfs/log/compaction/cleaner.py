@@ -160,7 +160,10 @@ class _Round:
         return known.latest_offset + 1
 
     def _put(self, scanned: ScannedBatches, transactions: CleanedTransactions) -> bool:
-        """Put the keys of the records in `scanned` into the map, and return whether all of them fitted."""
+        """Put the keys of the records in `scanned` into the map, and return whether all of them fitted.
+
+        Control records, and the records that `transactions` reports as aborted, are left out.
+        """
         rows = scanned.rows
         first_dirty = self.dirty.first_dirty
         wanted = ~transactions.discarded(scanned) & (rows[:, ATTRIBUTES] & CONTROL_BIT == 0)

@@ -56,8 +56,9 @@ class OffsetMap:
     def put(self, data: NDArray[np.uint8], spans: NDArray[np.int64], first_offset: int) -> int:
         """Put the keys of records at or above `first_offset` into the map; return how many batches fit completely.
 
-        `data` and `spans` are those of `PlainBatches`. If the map becomes full, the call stops at the first key that
-        does not fit. Raises `Corrupt` for malformed records.
+        `data` has the decompressed records of several batches. `spans`, int64[batches, 5], has a row for each batch,
+        which tells where in `data` its records are (`PlainBatches`). If the map becomes full, the call stops at the
+        first key that does not fit. Raises `Corrupt` for malformed records.
         """
         done, self._used, latest, outcome = compaction_kernels.put_keys(
             data,

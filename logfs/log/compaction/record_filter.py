@@ -190,7 +190,8 @@ class RecordFilter:
         """Return bool[rows]: True for batches that keep at least their header.
 
         These are: the batch whose next offset is `first_uncleanable`; the batch that ends with a producer's last
-        offset; and, for a producer without a last offset, the transaction markers with its current epoch.
+        offset; and, for a producer without a last offset, the transaction markers with its current epoch. `control`
+        is bool[rows], True for control batches.
         """
         rows = scanned.rows
         retained: NDArray[np.bool_] = rows[:, NEXT_OFFSET] == self.first_uncleanable
@@ -256,8 +257,9 @@ def _packed(
 ) -> bytearray:
     """Return a new batch with the kept records of a compressed batch, compressed at the codec's default level.
 
-    `kept` is the number of records i with keep[i] set. `base` is the delete horizon of the new batch (ms since the
-    epoch), None if the batch has no delete horizon.
+    `part` has the decompressed records of `batch`. Record i is kept if keep[i] is set, and `kept` is the number of
+    kept records. `base` is the delete horizon of the new batch (ms since the epoch), None if the batch has no delete
+    horizon.
     """
     header = batch.header
     attributes = header.attributes & _KEPT_BITS

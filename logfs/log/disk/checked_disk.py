@@ -68,7 +68,8 @@ class CheckedDisk(Disk):
     def fail(self, reason: object) -> LogDirFailed:
         """Refuse every file operation from now on, and return the error that says why.
 
-        Later calls of `fail` return the same error, and their `reason` is ignored.
+        The message of the error contains `reason`, an error or a text. Later calls of `fail` return the same error,
+        and their `reason` is ignored.
         """
         if self.failure is None:
             is_read_only = isinstance(reason, OSError) and reason.errno == errno.EROFS
@@ -138,9 +139,10 @@ class CheckedDisk(Disk):
         return opened
 
     def change(self, work: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        """Call `work`, which changes files, and return its result, as `call` does.
+        """Call `work`, which changes files, with the given arguments, and return its result.
 
-        After `end_changes`, `work` is not called, and the error that `end_changes` has set is raised.
+        Raises `LogDirFailed` if this or an earlier call met a storage error. After `end_changes`, `work` is not
+        called, and the error that `end_changes` has set is raised.
         """
         thread = threading.get_ident()
         # Add the thread before the check: `end_changes` then either waits for this call or makes it fail.
@@ -163,7 +165,10 @@ class CheckedDisk(Disk):
             raise
 
     def _note(self, error: OSError, subject: object) -> None:
-        """Add the path of `subject` to an error that names no file. Raises `LogDirFailed` for a storage error."""
+        """Add a path to an error that names no file. Raises `LogDirFailed` for a storage error.
+
+        `subject` is the first argument of the call that failed. If it is a `File` or a `Path`, its path is added.
+        """
         if error.filename is None and isinstance(subject, (File, Path)):
             # Errors of calls on descriptors have no file name.
             error.filename = str(getattr(subject, "path", subject))

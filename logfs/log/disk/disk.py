@@ -140,7 +140,10 @@ class Status(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """An entry of a directory. A symlink is neither a file nor a directory."""
+    """An entry of a directory. A symlink is neither a file nor a directory.
+
+    `identity` is the inode number or, in an object store, a number derived from the object names.
+    """
 
     name: str
     identity: int
@@ -334,7 +337,7 @@ class Disk:
         return False
 
     def is_cut(self, file: File) -> bool:
-        """Whether the method `size` leaves out the end of a remote .log file: the next segment has the same offsets.
+        """Whether `size` leaves out the end of a remote .log file, because the next segment has the same offsets.
 
         The bytes that are left out are not shown to readers. Always False for a local file.
         """
@@ -460,7 +463,7 @@ class Disk:
 
         The second value is False if the mtime is very recent: a change within the same step of the filesystem's clock
         leaves the mtime as it is. "Later" means after the time `since_ns` (ns since the epoch), by default after this
-        call. `follow` is as in `stat`.
+        call. A symlink is followed only with `follow`.
         """
         since_ns = since_ns or time.time_ns()
         found = self.stat(path, follow=follow)
@@ -524,7 +527,7 @@ class Disk:
                 raise
 
     def ensure_file(self, path: Path, data: bytes, *, sync: bool) -> None:
-        """Call `put_file` unless the file has the content `data` already; with `sync`, sync the file in any case.
+        """Replace a small file (`put_file`) unless its content is `data` already; with `sync`, sync it in any case.
 
         When recovery writes files again after a kill, most of them are unchanged, and a read costs far less than a
         rename. Without `sync`, the file is overwritten in place if the disk is full (ENOSPC). If the process is

@@ -44,10 +44,11 @@ _KEPT_OPEN = 256
 
 
 def load(disk: Disk, directory: Path, start: LoadStart) -> Loaded:
-    """Load a partition that another process is writing, reading only its directory and the end of its last segment.
+    """Load a partition that another process is writing, without reading all of its log.
 
-    Raises `OSError`; `Gone` if files vanish during each of 100 tries; `Corrupt` for a malformed leader epoch file,
-    except in a bucket.
+    Reads only the directory, the leader epochs, and the ends of the last segments. `start` has the offsets from the
+    checkpoint files. Raises `OSError`; `Gone` if files vanish during each of 100 tries; `Corrupt` for a malformed
+    leader epoch file, except in a bucket.
     """
     for _ in range(TRIES - 1):
         with suppress(Gone):
@@ -103,8 +104,8 @@ def _make_segment(
 ) -> LiveSegment:
     """Return a segment that reads `files`. It ends at the offset `following` or, if that is None, with the .log file.
 
-    The segment's `gaps` stays True: missing offsets do not count as damage, because only the cluster knows whether
-    the topic is compacted.
+    `files` has the identity (inode number) of each file, by suffix. The segment's `gaps` stays True: missing offsets
+    do not count as damage, because only the cluster knows whether the topic is compacted.
     """
     segment = LiveSegment(disk, directory, base_offset)
     segment.identify(files)
@@ -117,7 +118,10 @@ def _make_segment(
 def _make_segments(
     disk: Disk, directory: Path, listing: Listing, known: dict[int, LiveSegment]
 ) -> list[LiveSegment]:
-    """Return the segments of a listing. For unchanged segments, these are the objects in `known`."""
+    """Return the segments of a directory listing, in the order of their offsets.
+
+    `known` has the segment objects so far, by base offset. An unchanged segment keeps its object.
+    """
     bases = list(listing)
     segments = []
     is_sure = False
@@ -137,7 +141,11 @@ def _make_segments(
 
 
 def _carry_on(segment: LiveSegment, files: Files, following: int | None) -> bool:
-    """Update a known segment from its listed `files`. Return False if a new segment object must replace it."""
+    """Update a known segment from its listed `files`. Return False if a new segment object must replace it.
+
+    `following` is the base offset of the next segment, None for the last one. The last segment is sealed if it now
+    has a next segment.
+    """
     if not segment.is_same(files) or segment.next_base not in (None, following):
         return False
     segment.identify(files)
@@ -427,8 +435,8 @@ class LivePartition(Log):
         """Make `segments` visible to readers, with the log start of the checkpoint.
 
         The log start is raised to the first offset of `segments` if it is below, and lowered to their end if it is
-        above. `changes_text` says that bytes of the text views may differ from before, as after any change of the log
-        start.
+        above. `last_timestamp` is the timestamp of the last batch (ms). `changes_text` says that bytes of the text
+        views may differ from before, as after any change of the log start.
         """
         start = max(self._checkpointed_start, segments[0].base_offset)
         start = min(start, segments[-1].next_offset)

@@ -274,8 +274,8 @@ class LiveSegment(Segment):
     def _start_before(self, offset: int, size: int) -> tuple[int, int]:
         """Return the position and base offset of a batch at or before `offset`, from the offset index.
 
-        Uses only an entry that leads to a valid batch in the log. Returns (0, base offset of the segment) if there is
-        none.
+        Uses only an entry that leads to a valid batch in the log that ends at or before the position `size`. Returns
+        (0, base offset of the segment) if there is none.
         """
         index = self.offset_index
         number = bisect_right(range(len(index)), offset, key=lambda n: index[n].offset) - 1
@@ -324,7 +324,11 @@ class LiveSegment(Segment):
     def _new_batches(
         self, position: int, expected: int, size: int
     ) -> Iterator[tuple[int, Batch] | Damage]:
-        """Yield the whole batches from `position` on, and damaged ranges. Stop before a half-written batch."""
+        """Yield the whole batches from `position` on, and damaged ranges. Stop before a half-written batch.
+
+        `expected` is the lowest offset that the batch at `position` may have, and `size` the size of the .log file in
+        bytes.
+        """
         doubt, self._doubt = self._doubt, None
         if self._disk.is_remote:
             # An object in a bucket does not grow, so bytes that are not batches are damage.
@@ -358,8 +362,10 @@ class LiveSegment(Segment):
     ) -> tuple[int, Batch] | Damage | None:
         """Return the batch at `position` if it is whole by now, or the damage there; None for a half-written batch.
 
-        Bytes that are not a whole batch are damage if a batch follows, because a writer completes a batch before it
-        begins the next. Such bytes are read twice, because the first read may have met a half-written batch.
+        `expected` is the lowest offset that the batch at `position` may have, and `size` the size of the .log file in
+        bytes. Bytes that are not a whole batch are damage if a batch follows, because a writer completes a batch
+        before it begins the next. Such bytes are read twice, because the first read may have met a half-written
+        batch.
         """
         for _ in range(2):
             walked = self._walk_to(position, size, expected)

@@ -150,9 +150,10 @@ class KeyIndex:
                 self._bring_up()
 
     def _record(self, offset: int) -> Record | None:
-        """Return the record at the offset of an entry; None if it was removed, or if the log has no such offset.
+        """Return the record at `offset`, which `_find` has returned; None if the log has no record at this offset.
 
-        Either the log start or the log end has moved since `_find`, or the entry is wrong.
+        None means that compaction has removed the record, that the log start or the log end has moved since `_find`,
+        or that the entry is wrong.
         """
         try:
             return self._reader.record(offset)
@@ -346,8 +347,9 @@ class KeyIndex:
     ) -> Iterator[tuple[int, Header | None]]:
         """Put the keys of a segment's records with offsets in [start, end) into the table in memory.
 
-        Yields a pair for each part of the segment that was read: the size of the part in bytes, and the header of the
-        last batch in it whose keys were put into the table (None if there is none).
+        `aborted` returns the aborted transactions, whose records are skipped. Yields a pair for each part of the
+        segment that was read: the size of the part in bytes, and the header of the last batch in it whose keys were
+        put into the table (None if there is none).
         """
         for found in scan_from(segment, start):
             if isinstance(found, Damage):
@@ -366,7 +368,10 @@ class KeyIndex:
                 return
 
     def _put(self, scanned: ScannedBatches, aborted: Callable[[], Aborted]) -> None:
-        """Put the keys of scanned batches into the table in memory; skip batches that cannot be decoded."""
+        """Put the keys of scanned batches into the table in memory; skip batches that cannot be decoded.
+
+        The batches of the transactions that `aborted` returns are skipped, too. It is called only if they are needed.
+        """
         attributes = scanned.rows[:, ATTRIBUTES]
         wanted = attributes & CONTROL_BIT == 0
         if (wanted & (attributes & TRANSACTIONAL_BIT != 0)).any():

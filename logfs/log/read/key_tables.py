@@ -32,7 +32,7 @@ _CHUNK_BLOCKS = 128
 
 
 class MemoryTable:
-    """A table in memory, which grows when it is full.
+    """A table in memory, which grows when `put` finds it full.
 
     Only one thread at a time may add keys. Meanwhile other threads may call `get`, which finds the keys added before.
     """
@@ -52,11 +52,12 @@ class MemoryTable:
         *,
         nulls: bool = True,
     ) -> None:
-        """Add the keys of the records with offsets of at least `first_offset`, which must come in offset order.
+        """Add the keys of the records with offsets of at least `first_offset`; the records must come in offset order.
 
-        A record replaces the entry of its key, so adding the last records again changes nothing. `data` and `spans`
-        are those of a `PlainBatches`. With `nulls`, the entry of a key whose newest value is null gets `NULL_BIT`;
-        without, no new entry gets it. Raises `Corrupt` for malformed records.
+        `data` (uint8[bytes]) has the records, uncompressed. `spans`, int64[batches, 5], has one row for each batch:
+        start and end of its records in `data`, record count, base offset, base timestamp (ms). A record replaces the
+        entry of its key, so adding the last records again changes nothing. With `nulls`, the entry of a key whose
+        newest value is null gets `NULL_BIT`; without, no new entry gets it. Raises `Corrupt` for malformed records.
         """
         while len(spans):
             done, self.used, _, outcome = compaction_kernels.put_keys(
@@ -77,9 +78,11 @@ class MemoryTable:
             spans = spans[done:]
 
     def put_table(self, slots: NDArray[np.uint64]) -> None:
-        """Add the keys of another table that has the same secret; `slots` is uint64[n, 3].
+        """Add the entries of another table that has the same secret; they replace the entries of the same keys.
 
-        Raises `Corrupt` if there is no room for all of them.
+        `slots`, uint64[n, 3], are the slots of the other table: the two words of a key's hash, and the key's entry, 0
+        in an empty slot. Raises `Corrupt` if there is no room for all entries, because this method does not make the
+        table grow.
         """
         self.used += _moved(slots, self.slots, self.used)
 
@@ -146,8 +149,9 @@ class FileTable:
     def get(self, disk: Disk, first: np.uint64, second: np.uint64) -> int:
         """Return the entry of the key whose hash is the words `first` and `second`; 0 if there is none.
 
-        Entries are those of `MemoryTable.get`. `disk` decides whether the calling thread may wait for the disk: if
-        not, `WouldBlock` is raised. Also raises `OSError`, and `Corrupt` if the file is damaged.
+        An entry is the offset of the key's newest record plus 1, with `NULL_BIT` set if its value is null. `disk`
+        decides whether the calling thread may wait for the disk: if not, `WouldBlock` is raised. Also raises
+        `OSError`, and `Corrupt` if the file is damaged.
         """
         low, high, count = int(first), int(second), self.header.slots
         at = ((low >> 32) * count) >> 32
@@ -167,8 +171,8 @@ class FileTable:
     def chunks(self) -> Iterator[NDArray[np.uint64]]:
         """Yield all slots of the table in several arrays uint64[slots, 3], after verifying their checksums.
 
-        A slot has the two words of a key's hash, and the entry that `get` returns for it. Raises `Corrupt` for a
-        damaged block, and `OSError`.
+        A slot has the two words of a key's hash, and the entry that `get` returns for it; this entry is 0 in an empty
+        slot. Raises `Corrupt` for a damaged block, and `OSError`.
         """
         for first in range(0, len(self._crcs), _CHUNK_BLOCKS):
             count = min(_CHUNK_BLOCKS, len(self._crcs) - first)

@@ -125,7 +125,7 @@ class Log(Reader):
         )
 
     def _stable_end(self, end: int) -> int | None:
-        """Return `LogState.stable_end` of a log that ends at `end`.
+        """Return the first offset of the oldest open transaction; `end`, the log end offset, if none is open.
 
         Returns None if the log was loaded without its producers: `stable_state` then computes the value.
         """
@@ -294,8 +294,9 @@ class CommittedReader(Reader):
     def shown(self, state: LogState) -> Callable[[Header], bool]:
         """Return a function that takes a batch's header and returns whether readers see the batch's records.
 
-        Control batches and batches of aborted transactions are not seen. The function may read the transaction
-        indexes. It then raises `OffsetOutOfRange` if the log has been truncated below the end of `state`.
+        Control batches and batches of aborted transactions are not seen. `state` is the state of the log when the
+        read began. The function may read the transaction indexes. It then raises `OffsetOutOfRange` if the log has
+        been truncated below the end of `state`.
         """
         aborted: Aborted | None = None
 
@@ -330,7 +331,10 @@ class CommittedReader(Reader):
         return aborted
 
     def text(self, view: View, start: int | None = None, end: int | None = None) -> CommittedText:
-        """Return the text of the records in [start, end); without `end`, it grows with the last stable offset."""
+        """Return the text of the records in [start, end) that this reader shows, by default of all of them.
+
+        Without `end`, the text grows with the last stable offset.
+        """
         return CommittedText(self, view, start, end)
 
     def _offset_of_last(self, count: int) -> int:

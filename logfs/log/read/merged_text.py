@@ -126,7 +126,7 @@ class MergedText:
         """Return the bytes [position, position + size), fewer at the end.
 
         Records that became part of the text can still be read after their log has deleted them. Raises `DamagedRange`
-        at damage, and `OffsetOutOfRange` if a log was truncated.
+        at damage, and `OffsetOutOfRange` if a truncation of a log has cut off records of the text.
         """
         with self._logs[0].disk.hold(self._lock):
             self._grow()
@@ -234,7 +234,7 @@ class MergedText:
         return found
 
     def _rows(self, part: _Slice, time: int) -> Iterator[MergedRows]:
-        """Yield the rows of a slice of all logs that have a time >= `time` (ms), in the order of the text."""
+        """Yield the rows of a slice that have a time >= `time` (ms), those of all logs, in the order of the text."""
         offsets = self._offsets_at(part, time)
         return merge([self._stream(number, first, part) for number, first in enumerate(offsets)])
 

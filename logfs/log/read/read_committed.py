@@ -151,7 +151,7 @@ class CommittedText:
         return self._all.is_behind_truncation
 
     def is_cut_below(self, offset: int) -> bool:
-        """Follow the truncations of the log; return whether the view now ends permanently below `offset`."""
+        """Adapt the view to truncations of the log; return whether the view now ends permanently below `offset`."""
         _ = self.size
         return self._end_offset is not None and self._end_offset < offset
 
@@ -168,7 +168,9 @@ class CommittedText:
     def read(self, position: int, size: int, *, up_to_damage: bool = False) -> bytes:
         """Return the bytes [position, position + size) of the view, fewer at its end.
 
-        `up_to_damage` has the same meaning as in `TextView.read`. Raises the errors of `TextView.read`.
+        Raises `DamagedRange` if any of these bytes is damaged. With `up_to_damage`, returns the bytes before the
+        damage, and raises only if the first byte is damaged. Raises `OffsetOutOfRange` for bytes whose segment is not
+        kept any more.
         """
         stop = min(position + size, self.size)
         parts = []
@@ -237,7 +239,10 @@ class CommittedText:
         return bisect_right(self._hidden_ranges, at, key=lambda each: each.start) - 1
 
     def _without_hidden(self, at: int) -> int:
-        """Return the position in this view that corresponds to byte `at` of the text of all records."""
+        """Return the position in this view that corresponds to byte `at` of the text of all records.
+
+        If this byte is hidden, the result is the position of the next shown record.
+        """
         last = self._hidden_ranges[self._range_at(at)]
         # If `at` is in the hidden range, the `max` term leads to the position of the next shown record; otherwise the
         # term is 0.

@@ -148,7 +148,7 @@ class Reader:
 
         @property
         def disk(self) -> Disk:
-            """The disk that holds the directory."""
+            """The disk that holds the partition directory."""
 
         @property
         def directory(self) -> Path:
@@ -236,7 +236,10 @@ class Reader:
         return _is_data
 
     def aborted(self, state: LogState) -> Aborted:
-        """Return the aborted transactions below the end of `state` that this reader hides. A `Log` hides none."""
+        """Return the aborted transactions below the end of `state` that this reader hides. A `Log` hides none.
+
+        The result has (first offset, offset of the abort marker) of each transaction, by producer id.
+        """
         return {}
 
     def text(self, view: View, start: int | None = None, end: int | None = None) -> Text:
@@ -372,8 +375,9 @@ class Reader:
     def columns_as_of(self, state: LogState, offset: int, end: int) -> Columns:
         """Return the records in [offset, end) of the log as it was in `state`, as numpy arrays.
 
-        Includes records in segments that have since left the log. Raises the errors of `columns`, and `Gone` if
-        another process has deleted the file of such a segment.
+        Includes records in segments that have since left the log. Raises `OffsetOutOfRange` if a truncation since
+        `state` has cut off some of the records, `DamagedRange` at damage, and `Gone` if another process has deleted
+        the file of such a segment.
         """
         return self._columns(self._batches(offset, end, state), offset, end, state)
 
@@ -454,7 +458,10 @@ class Reader:
             self._keys = None
 
     def until_found(self, read: Callable[..., T], *arguments: Any) -> T:
-        """Return `read(*arguments)`; repeat the call after `Gone`, as often as `Log.look_again` permits."""
+        """Return `read(*arguments)`; if the call raises `Gone`, call `Log.look_again` and repeat the call.
+
+        Raises `Gone` if `look_again` raises it again, at the latest after the hundredth attempt.
+        """
         for left in reversed(range(TRIES)):
             try:
                 return read(*arguments)
@@ -465,9 +472,10 @@ class Reader:
     def until_settled(self, look: Callable[[], T]) -> T:
         """Return `look()`, which looks at the files of the log; repeat the call if a file leaves the log meanwhile.
 
-        The log is refreshed before each repetition. Raises `OSError`; `Gone` and `FileNotFoundError` only if the
-        fifth attempt fails, too. Unlike `until_found`, this is for calls that look at many files. If the refresh
-        finds no change, it waits 0.05 s, because the directory may be missing for a moment.
+        The log is refreshed before each repetition. If the refresh finds no change, this method waits 0.05 s before
+        it repeats the call, because the directory may be missing for a moment. Raises `OSError`; `Gone` and
+        `FileNotFoundError` only if the fifth attempt fails, too. Unlike `until_found`, this is for calls that look at
+        many files.
         """
         for _ in range(_SETTLING_TRIES - 1):
             with suppress(FileNotFoundError, Gone):
@@ -574,10 +582,11 @@ class Reader:
     def offset_for_time_as_of(
         self, state: LogState, timestamp: int, shows: Callable[[Header], bool] | None
     ) -> OffsetAndTimestamp | None:
-        """Return the result of `offset_for_time` for the log as it was in `state`.
+        """Return the first offset with a timestamp (ms) of at least `timestamp` in the log as it was in `state`.
 
-        `shows` takes a batch's header and returns whether readers see the batch. With `shows`, the search is that of
-        `shown=True`; if `shows` is None, it is that of `shown=False`.
+        Returns None if no offset is found. `shows` takes a batch's header and returns whether readers see the batch.
+        Batches that they do not see are skipped. If `shows` is None, no batch is skipped, but only the first segment
+        whose largest timestamp is at least `timestamp` is searched, as in Kafka (kafka-storage 3.10).
         """
         # Skip records below the log start: they were deleted, even if their files are not removed yet.
         for segment in state.segments_from(state.log_start_offset):
@@ -653,7 +662,10 @@ class Reader:
             return found if found is not None and found.offset < self.state.log_end_offset else None
 
     def _max_timestamp_now(self) -> OffsetAndTimestamp | None:
-        """Return the first record with the greatest timestamp, even at or above the log end; None if none exists."""
+        """Return the first record with the greatest timestamp, even at or above the log end; None if none exists.
+
+        If no record has a timestamp, returns the log start offset with timestamp -1, or None for messages of magic 0.
+        """
         state = self.state
         start = state.log_start_offset
         filled = [segment for segment in state.segments_from(start) if segment.size_bytes]

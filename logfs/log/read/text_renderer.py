@@ -59,10 +59,11 @@ class RenderedRange(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Consecutive ranges of a segment's text. The block is valid while `Segment.content` is the same as `content`.
+    """Consecutive ranges of a segment's text. The block is valid while `Segment.content` is the object `content`.
 
-    `next_number` is the number of the text index entry at which the next block begins; None for the last block of the
-    segment. This last block is valid only while the segment's end is `segment_end`.
+    A segment gets a new `Segment.content` when it is truncated. `next_number` is the number of the text index entry
+    at which the next block begins; None for the last block of the segment. This last block is valid only while the
+    segment's end is `segment_end`.
     """
 
     content: object
@@ -258,8 +259,8 @@ class TextRenderer:
     ) -> list[RenderedRange]:
         """Return the text of a segment's batches, from the batch of `entry` up to position `end` of the .log file.
 
-        `after` is the size of the segment's text up to position `end`. If a batch is damaged or old, the batches are
-        read one by one (`_render_carefully`).
+        `after` is the size of the segment's text up to position `end`. If a batch is damaged or in an old format, the
+        batches are read one by one (`_render_carefully`).
         """
         if end - entry.position > _INLINE_BYTES[self.view]:
             self._log.check_may_block()
@@ -276,7 +277,7 @@ class TextRenderer:
         return self._render_carefully(segment, entry, end, at, stop)
 
     def _render_scanned(self, scanned: ScannedBatches, size: int) -> memoryview | None:
-        """Return the text of scanned batches; None if records are malformed, or if the text has another size."""
+        """Return the text of scanned batches; None if records are malformed or the text is not `size` bytes long."""
         lines = self.view is View.LINES
         whole = scanned.render_lines(size) if lines else scanned.render_envelopes(self.prefix, size)
         if whole is not None:
@@ -303,7 +304,8 @@ class TextRenderer:
 
         The batches are those from `entry` up to byte `end` of the .log file, and their text is bytes [at, stop) of
         the segment's text. The text index tells only the total size of the text that cannot be read. All of this text
-        is therefore assigned to one damaged range, the result of `_damage_with_text`.
+        is therefore assigned to one damaged range: the first one with bytes in the file or, if none has bytes, the
+        first one.
         """
         self._log.check_may_block()
         texts: list[memoryview | Damage] = []
@@ -336,7 +338,7 @@ class TextRenderer:
 
 
 def _begin_of(number: int, index: TextIndex, segment_end: SegmentEnd) -> tuple[int, TextSize, bool]:
-    """Return the position in the .log file and the text size that the text index entry `number` has, and True.
+    """Return the position of text index entry `number` in the .log file, the size of the text before it, and True.
 
     If there is no such entry before the end of the segment, returns the size of the .log file, the size of the whole
     text, and False.

@@ -131,7 +131,10 @@ class TextView:
         return end, is_shown
 
     def is_cut_below(self, offset: int) -> bool:
-        """Follow the truncations of the log; return whether one has cut off records below `offset`."""
+        """Adapt the view to new truncations of the log; return whether one has cut off records below `offset`.
+
+        If so, the view ends at the offset of the truncation.
+        """
         cut = self.follow_truncation(lambda end: end < offset)
         return cut is not None and cut[1]
 
@@ -365,12 +368,15 @@ class ViewRegistry:
             self._views.add(view)
 
     def pin(self) -> None:
-        """Call `TextView.pin` of each view, before segments leave the log."""
+        """Make each view keep all segments that the log has. This is called before segments leave the log."""
         for view in self._all():
             view.pin()
 
     def exchange(self, copies: Mapping[Segment, Segment]) -> None:
-        """Call `TextView.exchange` of each view. The caller must not hold a lock of the log."""
+        """After the partition has moved, replace the segments of each view by their `copies`.
+
+        The copies have the same text. The caller must not hold a lock of the log.
+        """
         for view in self._all():
             view.exchange(copies)
 

@@ -219,7 +219,10 @@ class BucketDisk(ReadOnlyDisk):
         self._partitions: dict[str, _Listing[_Partition]] = {}
 
     def check_may_block(self) -> None:
-        """Raise `WouldBlock` in a thread that must not wait for the network: most long calls of this disk do so."""
+        """Raise `WouldBlock` in a thread that must not wait for the network.
+
+        Most long calls of this disk wait for the network.
+        """
         self.check_may_fetch()
 
     def release(self) -> None:
@@ -385,7 +388,10 @@ class BucketDisk(ReadOnlyDisk):
             raise self.lost(file, error) from None
 
     def lost(self, file: File, error: FileNotFoundError) -> Exception:
-        """Return the error to raise for a file whose object is missing; let the next use list the partition again."""
+        """Return the error to raise for a file whose object is missing; let the next use list the partition again.
+
+        `error` is the error of the request for the object; its `filename` is the object's URL.
+        """
         self._partition(file.path.parent).doubt()
         return Gone(f"{error.filename}: was deleted in the bucket; read again")
 

@@ -119,7 +119,10 @@ def _segments_in(store: ObjectStore, place: PartitionPlace) -> list[BucketSegmen
 def copies_in(
     store: ObjectStore, layout: type[BucketSegment], prefix: str, place: str
 ) -> dict[SegmentKey, BucketSegment]:
-    """Return the complete copies of segments below `prefix`; `place` is the same as in `PartitionPlace`."""
+    """Return the complete copies of segments below the directory `prefix`, each under its `SegmentKey`.
+
+    `layout` parses the keys of the objects. `place` is the part of `prefix` before the name of the topic.
+    """
     copies: dict[SegmentKey, dict[str, StoredObject]] = {}
     for each in store.objects(prefix):
         parsed = layout.parse(each.key, place)

@@ -95,7 +95,7 @@ class ChunkCache:
         return None if home is None else home / hashlib.sha256(name.encode()).hexdigest()[:40]
 
     def _write(self, path: Path, view: memoryview) -> File:
-        """Write a file of the cache, and return it open, because the caller reads from it next."""
+        """Write the bytes `view` of a chunk and their CRC to a file of the cache; return the open file."""
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         temporary = private_name(path)
         file = self._disk.open(temporary, write=True, create=True)

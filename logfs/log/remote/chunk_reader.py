@@ -87,7 +87,7 @@ class StoredFile(NamedTuple):
         return hashlib.md5(data, usedforsecurity=False).hexdigest() == version
 
     def chunk_id(self, number: int) -> _ChunkId:
-        """Return a tuple that identifies a chunk within the bucket."""
+        """Return a tuple that identifies chunk `number` of `chunks` within the bucket."""
         return self.key, self.version, self.begin, number
 
 
@@ -169,7 +169,9 @@ class ChunkReader:
         """Fetch the chunks of bytes [start, end) again, because they proved wrong; return whether any has changed.
 
         Fetches at most the first eight chunks, and each at most three times in ten seconds. A chunk that was not open
-        counts as changed. Raises the errors of `read`.
+        counts as changed. Raises `WouldBlock` in a thread that must not wait; `RemoteStorageError`; `Corrupt` for a
+        chunk that cannot be decrypted or decompressed, or has a wrong size; and `FileNotFoundError` if the object is
+        missing.
         """
         self._disk.check_may_fetch()
         changed = False
@@ -192,7 +194,11 @@ class ChunkReader:
     def _file(
         self, stored: StoredFile, number: int, following: Callable[[], StoredFile | None]
     ) -> File:
-        """Return the open file of a chunk. If it is not open, load it from the cache or fetch it."""
+        """Return the open file of chunk `number`. If it is not open, load it from the cache or fetch it.
+
+        Also begins to fetch the next chunks for a sequential reader. `following` returns the file that such a reader
+        reads after this one, None if there is none.
+        """
         which = stored.chunk_id(number)
         with self._lock:
             file = self._open.get(which)
@@ -208,14 +214,14 @@ class ChunkReader:
         return file
 
     def _drop(self, stored: StoredFile, number: int) -> File | None:
-        """Drop a chunk from the open chunks and from the cache; return its file if it was open."""
+        """Drop chunk `number` from the open chunks and from the cache; return its file if it was open, else None."""
         with self._lock:
             file = self._open.pop(stored.chunk_id(number), None)
         self._cache.forget(self._name(stored, number))
         return file
 
     def _begin(self, stored: StoredFile, number: int) -> Future[File]:
-        """Begin to fetch a chunk, unless it is being fetched already; return the future of the chunk's open file.
+        """Begin to fetch chunk `number`, unless it is being fetched already; return the future of its open file.
 
         Raises `RemoteStorageError` if no thread can be started.
         """
@@ -260,7 +266,7 @@ class ChunkReader:
         coming.set_result(file)
 
     def _name(self, stored: StoredFile, number: int) -> str:
-        """Return the name of a chunk in the cache. No other chunk of any bucket has the same name."""
+        """Return the name of chunk `number` in the cache. No other chunk of any bucket has the same name."""
         part = f"{stored.version} {stored.begin} {number} {stored.chunks[number].size}"
         return f"{self._store.bucket_url}\n{stored.key}\n{part}"
 
@@ -289,7 +295,7 @@ class ChunkReader:
         return data
 
     def _request(self, stored: StoredFile, number: int) -> tuple[memoryview | bytes, bool]:
-        """Fetch and decode a chunk; return its bytes, and whether they may be kept in the cache.
+        """Fetch and decode chunk `number`; return its bytes, and whether they may be kept in the cache.
 
         They must not be kept if they may have arrived wrong: no CRC is known for them, and `is_as_stored` is False.
         """
@@ -332,7 +338,10 @@ class ChunkReader:
     def _fetch_ahead(
         self, stored: StoredFile, number: int, following: Callable[[], StoredFile | None]
     ) -> None:
-        """Begin to fetch the chunks that a sequential reader at chunk `number` needs next."""
+        """Begin to fetch the chunks that a sequential reader at chunk `number` needs next.
+
+        `following` returns the file that the reader reads after this one, None if there is none.
+        """
         with self._lock:
             expected, ahead = self._sequential.pop(stored.key, (-1, 0))
             ahead = min(max(2 * ahead, 1), _MOST_AHEAD) if number == expected else 0

@@ -135,7 +135,9 @@ class BucketSegment:
         """Return Kafka's description of the segment from its manifest; None if the copy has no description.
 
         Also returns None if the description's first offset is not that of the segment, or if its end offset is out of
-        range. `disk` reads the manifest. Raises the errors of `file`.
+        range. `disk` reads the manifest. Raises `Corrupt` for a malformed manifest, `Unsupported` for a manifest of a
+        later release, `InvalidStore` if the key of encrypted objects is missing, and `RemoteStorageError`,
+        `WouldBlock` or `FileNotFoundError` if the manifest cannot be read.
         """
         return None
 
@@ -143,8 +145,8 @@ class BucketSegment:
         """Return where the file with a suffix (".log") is; None if the segment has none.
 
         `disk` reads the manifest, if the layout has one. Raises `Corrupt` for a malformed manifest, `Unsupported` for
-        a manifest of a later release, `InvalidStore` if the key of encrypted objects is missing, and the errors of
-        reading an object.
+        a manifest of a later release, `InvalidStore` if the key of encrypted objects is missing, and
+        `RemoteStorageError`, `WouldBlock` or `FileNotFoundError` if the manifest cannot be read.
         """
         raise NotImplementedError
 

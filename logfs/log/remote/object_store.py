@@ -160,9 +160,9 @@ class ObjectStore:
     ) -> bool:
         """Store an object durably, and return True. A large object is sent in parts, several of them at a time.
 
-        `body` is called again for each try; if it raises an error, `put` raises the same error. An existing object
-        with this key is replaced. With `if_absent`, which is only for small objects, an existing object stays, and
-        the result is False.
+        `body` returns the object's bytes, in pieces of any size. It is called again for each try; if it raises an
+        error, `put` raises the same error. An existing object with this key is replaced. With `if_absent`, which is
+        only for small objects, an existing object stays, and the result is False.
         """
         self._check_directory()
         raised: list[BaseException] = []
@@ -258,7 +258,10 @@ class ObjectStore:
         return sorted(found["common_prefixes"]), sorted(map(_stored, found["objects"]))
 
     def _ask(self, key: str, request: Callable[[], Any], looks: int = 1) -> Any:
-        """Send a request; repeat it after a transient error. For a missing object, send it up to `looks` times."""
+        """Return the result of `request`, which sends a request; call it again after a transient error.
+
+        For a missing object, `request` is called up to `looks` times. Errors name the object `key`.
+        """
         end = time.monotonic() + _RETRY_SECONDS
         was_denied = False
         while True:

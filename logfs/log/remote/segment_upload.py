@@ -37,7 +37,10 @@ class SegmentContent(NamedTuple):
     """The content of a segment that is to be copied.
 
     `read(position, size)` returns bytes of the .log file. `files` maps the suffixes of the segment's other files
-    (".index") to their contents. `first_offset`, `time_offset` and `text` are those of the resulting `StoredSegment`.
+    (".index") to their contents. `first_offset` is the offset of the first record that is not a control record, None
+    if there is no such record. `time_offset` is the last offset of the batch with the greatest timestamp, None if no
+    record has a timestamp. `text` tells how many records the segment has, and how many bytes they take as lines of
+    text and as JSON envelopes (without topic and partition).
     """
 
     read: Callable[[int, int], Buffer]

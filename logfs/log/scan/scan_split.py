@@ -244,7 +244,10 @@ def _scanned(
     segment_split: SegmentSplit,
     since: int | None,
 ) -> Iterator[Columns | DamagedRange]:
-    """Yield the split's records in scanned batches, and a `DamagedRange` for each batch with malformed records."""
+    """Yield the split's records in scanned batches, and a `DamagedRange` for each batch with malformed records.
+
+    `run` has the scanned batches. With `since` (ms), batches of magic 2 whose records are all earlier are left out.
+    """
     rows = run.rows
     wanted = rows[:, ATTRIBUTES] & CONTROL_BIT == 0
     first, end = segment_split.first_offset, segment_split.end_offset

@@ -38,7 +38,11 @@ _TRIES = 5
 
 
 class TieredSource(NamedTuple):
-    """The metadata of a remote segment; `home` and `prefix` tell where its objects are, as in `TieredDisk`."""
+    """The metadata of a remote segment (`remote`), and where its objects are.
+
+    `home` is the URL of a directory, and `prefix` the beginning of the objects' names in this directory. They are the
+    settings remote.storage.url and remote.storage.prefix.
+    """
 
     home: str
     prefix: str
@@ -255,6 +259,7 @@ def describe_segments(
 def describe_segment(reader: Reader) -> list[tuple[Segment, SegmentDescriptor]]:
     """Return all segments of a partition, in order, each with its description for other processes.
 
-    Raises the errors of `Reader.until_settled`.
+    If a file leaves the log meanwhile, the reader is refreshed and the segments are described again. Raises
+    `OSError`; `Gone` and `FileNotFoundError` only if the fifth attempt fails, too.
     """
     return reader.until_settled(lambda: list(describe_segments(reader, reader.segments)))

@@ -126,10 +126,11 @@ def _note_columns(counts: SegmentStats, columns: Columns, plain_bytes: int, buck
 
 
 def times_by_index(segment: Segment, bucket_ms: int) -> Counter[int]:
-    """Estimate `SegmentStats.times` from the time index of a segment. Offsets are counted in place of records.
+    """Estimate the number of records in each time bucket from the time index of a segment.
 
-    Each offset is counted at the timestamp of the first entry of the time index at or after this offset. Offsets
-    after the last entry are counted at the greatest timestamp of the segment.
+    A key of the result is the start of a bucket of `bucket_ms`, or -1 for records without a timestamp. Offsets are
+    counted in place of records. Each offset is counted at the timestamp of the first entry of the time index at or
+    after this offset. Offsets after the last entry are counted at the greatest timestamp of the segment.
     """
     index, base = segment.time_index, segment.base_offset
     closing = segment.max_timestamp.timestamp, segment.next_offset - 1 - base

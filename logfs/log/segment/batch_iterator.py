@@ -228,7 +228,10 @@ class Walk:
             )
 
     def _resynchronise(self, start: int, expected: int, reason: str) -> Damage:
-        """Return the damage from `start` to the next valid batch, or to the end."""
+        """Return the damage from `start` to the next valid batch, or to the end.
+
+        `expected` is the first offset of the damage. `reason` says what is wrong at `start`.
+        """
         inside_end, inside_offset, is_length_right = self._contents(start, expected)
         astray: set[int] = set()
         for chunk_start in range(start + 1, self.end - SMALLEST_BYTES + 1, CHUNK_BYTES):
@@ -318,7 +321,10 @@ def _size_at(head: memoryview) -> int:
 
 
 def _candidates(chunk: bytes, expected: int, limit_offset: int) -> Sequence[int]:
-    """Return the positions in a chunk at which the magic, size and offset may be those of a batch of any format."""
+    """Return the positions in a chunk at which the magic, size and offset may be those of a batch of any format.
+
+    An offset may be that of a batch if it is in [expected, limit_offset).
+    """
     if len(chunk) < _HEAD.itemsize or not chunk.strip(b"\0"):
         # Zeros contain no batch. They are skipped quickly, because a preallocated file may have very many at its end.
         return []

@@ -85,8 +85,8 @@ class ScannedBatches(NamedTuple):
     `data`. A batch of an old format is a run of its own: `legacy` is the batch, and `rows` has one row.
 
     `sizes`, int64[batches, 3], has one row for each batch, with the numbers of a `TextSize`: how many records the
-    batch has, and how many bytes they take as lines of text and as JSON envelopes (without topic and partition).
-    `sizes` is empty unless the batches were measured (`measured`).
+    batch has, and how many bytes they take as lines of text and as JSON envelopes (without topic and partition). A
+    scan leaves `sizes` empty; the method `measured` adds them.
     """
 
     position: int
@@ -152,7 +152,7 @@ class ScannedBatches(NamedTuple):
 
     @property
     def text(self) -> TextSize:
-        """The text size of all batches together. The batches must be measured (`measured`)."""
+        """The text size of all batches together: the sum of `sizes`, which `measured` must have added."""
         return TextSize(*self.sizes.sum(axis=0).tolist())
 
     def measured(self) -> ScannedBatches:
@@ -164,8 +164,10 @@ class ScannedBatches(NamedTuple):
     ) -> Iterator[tuple[Columns | Corrupt, NDArray[np.int64], NDArray[np.int64]]]:
         """Decode and measure the records in groups of batches, and yield (columns, rows, sizes) for each group.
 
-        `columns` and `rows` are those that `decode` yields, and `sizes` are the text sizes of the group's batches.
-        The text size of a batch with malformed records is 0 records and, for each text view, the batch's own size.
+        The groups are those of `decode`. `columns` are the records of a group, or a `Corrupt` if they are malformed,
+        and `rows` is the group's part of `self.rows`. `sizes`, int64[batches, 3], are the text sizes of the group's
+        batches. The text size of a batch with malformed records is 0 records and, for each text view, the batch's own
+        size.
         """
         for columns, group in self.decode():
             if isinstance(columns, Corrupt):
@@ -370,8 +372,9 @@ def scan_at(
 ) -> tuple[ScannedBatches, int]:
     """Return the valid batches from `position` of a file on, and the position in the file after the last of them.
 
-    `read(position, size)` reads the file; its bytes from `end` on are ignored. `first_offset` and `gaps` are as in
-    `scan`. Returns about 1 MiB of batches, or one batch if it is larger.
+    `read(position, size)` reads the file; its bytes from `end` on are ignored. The first batch must have the base
+    offset `first_offset`, and each later batch the offset after the batch before it; with `gaps`, a base offset may
+    also be higher. Returns about 1 MiB of batches, or one batch if it is larger.
     """
     left = end - position
     data = read(position, min(_CHUNK_BYTES, left))
@@ -387,9 +390,9 @@ def scan_at(
 def scan(data: memoryview, first_offset: int, *, gaps: bool) -> tuple[ScannedBatches, int]:
     """Return the valid batches at the start of `data`, and the position in `data` after the last of them.
 
-    The first batch must begin at `first_offset`, and each later batch where the one before it ends; with `gaps`, a
-    batch may also begin at a higher offset. The scan stops at the first batch that breaks this rule, or is incomplete
-    or invalid; `batch_iterator.Walk` tells the reason.
+    The first batch must have the base offset `first_offset`, and each later batch the offset after the batch before
+    it; with `gaps`, a base offset may also be higher. The scan stops at the first batch that breaks this rule, or is
+    incomplete or invalid; `batch_iterator.Walk` tells the reason.
     """
     from logfs.format.kernels import batch_kernels
 
@@ -449,7 +452,10 @@ def _spans(rows: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def survey(segment: Segment, position: int, first_offset: int) -> Iterator[ScannedBatches | Damage]:
-    """Yield the batches of a segment in runs, with their text sizes, and each `Damage` (see `scan_segment`)."""
+    """Yield the valid batches of a segment in runs, with their text sizes, and each `Damage` between them.
+
+    The scan begins at `position`. `first_offset` is the lowest base offset that the first batch may have.
+    """
     return scan_ahead(segment, position, first_offset, ScannedBatches.measured)
 
 
@@ -459,9 +465,11 @@ def scan_ahead(
     first_offset: int,
     work: Callable[[ScannedBatches], T],
 ) -> Iterator[T | Damage]:
-    """Yield the result of `work` for each run that `scan_segment` yields, and each `Damage` between them.
+    """Call `work` with each run of valid batches of a segment; yield its results, and each `Damage` between the runs.
 
-    For a large segment, `work` is called in other threads too, while the calling thread reads ahead.
+    The scan begins at `position`. `first_offset` is the lowest base offset that the first batch may have. For a large
+    segment, `work` is called in other threads too, while the calling thread reads ahead. The order stays that of the
+    file.
     """
 
     def done(found: ScannedBatches | Damage) -> T | Damage:
@@ -523,7 +531,10 @@ def position_to_scan_from(segment: Segment, offset: int) -> int:
 
 
 def scan_from(segment: Segment, offset: int) -> Iterator[ScannedBatches | Damage]:
-    """Yield batches in runs, and each `Damage`. The first batch is that of `offset`, or one shortly before it."""
+    """Yield the batches of a segment in runs, and each `Damage`, up to the end of the segment.
+
+    The first batch is that of `offset`, or one shortly before it.
+    """
     position = position_to_scan_from(segment, offset)
     head = segment.header(position) if position else None
     first = segment.base_offset if head is None else head.base_offset

@@ -64,9 +64,10 @@ def _check_size(disk: Disk, path: Path) -> None:
 def _check_swap(disk: Disk, directory: Path, base_offset: int, bases: set[int]) -> None:
     """Raise `Corrupt` for a .log.swap file that compaction cannot have written, and that would replace good records.
 
-    A swap file from compaction begins with a whole batch, and all offsets of the segment before it are below the base
-    offset of the swap file. A crash changes neither, because the swap file and that segment were fsynced before the
-    swap file got its name (kafka-storage 8.8).
+    `base_offset` is that of the swap file, and `bases` are those of the .log files in the directory. A swap file from
+    compaction begins with a whole batch, and all offsets of the segment before it are below the base offset of the
+    swap file. A crash changes neither, because the swap file and that segment were fsynced before the swap file got
+    its name (kafka-storage 8.8).
     """
     swap = Segment(disk, directory, base_offset, names.SWAP)
     _check_size(disk, swap.path)

@@ -148,9 +148,10 @@ class SparseIndex(NamedFile):
     def save(self, *, sync: bool) -> None:
         """Replace the file with the collected entries; in a read-only store they stay in memory.
 
-        If the process is killed, the file is the old one or the new one (on a full disk, see `Disk.ensure_file`).
-        With `sync`, this also holds after a power cut: use `sync` for a segment that recovery would not check again.
-        The caller must sync the directory.
+        If the process is killed, the file is the old one or the new one. With `sync`, this also holds after a power
+        cut: use `sync` for a segment that recovery would not check again. There is one exception: without `sync`, the
+        old file is overwritten in place if the disk is full, and a kill during this can leave new bytes followed by
+        old bytes. The caller must sync the directory.
         """
         if self._disk.writable:
             assert self._file is None, "collect"
@@ -159,7 +160,10 @@ class SparseIndex(NamedFile):
             self._entries = self._writer = None
 
     def extend(self, packed: bytes) -> None:
-        """Add packed entries. Raises `ValueError` if there is no room for them, and `OSError` if the disk is full."""
+        """Add the entries in `packed`, which are in the format of the file.
+
+        Raises `ValueError` if there is no room for them, and `OSError` if the disk is full.
+        """
         entries, writer = self._entries or self._open(), self._writer
         if writer is None or len(packed) > (writer.capacity - entries.length) * self.entry.size:
             raise ValueError(f"{self.path}: the index is full with {entries.length} entries")
@@ -374,7 +378,10 @@ class SparseIndex(NamedFile):
                 self._forget_cut(entries)
 
     def _search(self, entries: Entries, value: int) -> tuple[int, tuple[int, ...]]:
-        """Search `entries` for the result of `_last_up_to`. Raises `struct.error` if the file has become shorter."""
+        """Return (number, fields) of the last of `entries` whose first field is at most `value`; (-1, ()) if none is.
+
+        Raises `struct.error` if the file has become shorter.
+        """
         # The bisections call no Python function, because such calls took most of a lookup's time.
         length, per_block, blocks, _, _ = entries
         if not length:

@@ -34,9 +34,10 @@ _INTERVAL_BYTES = 4096
 
 
 def _due(positions: NDArray[np.int64], last_entry: int, interval_bytes: int) -> list[int]:
-    """Return the row numbers of the batches that get an index entry, each over `interval_bytes` after the last one.
+    """Return the row numbers (in `positions`) of the batches that get an index entry.
 
-    `positions` are the ascending positions of the batches, and `last_entry` is the position of the last entry so far.
+    Each of them begins more than `interval_bytes` after the one before, and the first of them after `last_entry`, the
+    position of the last entry so far. `positions` are the positions of all batches, ascending.
     """
     known, due = positions.tolist(), []
     row = bisect_right(known, last_entry + interval_bytes)
@@ -57,15 +58,18 @@ def index_limits(max_bytes: int) -> tuple[int, int, int]:
 
 
 class TextBuilder:
-    """A builder that adds text index entries for the batches of a segment, in order."""
+    """A builder that adds text index entries for the batches of a segment, in order.
+
+    `position` is the end of the batches and damage added so far, and `text` the text size of the segment before it.
+    """
 
     def __init__(
         self, index: TextIndex, interval_bytes: int, after: tuple[int, TextSize] | None = None
     ) -> None:
         """Continue after the last entry of `index`, with an entry about every `interval_bytes` of log.
 
-        With `after`, a pair (position, text size), continue there instead: the next interval begins at the position,
-        and the text size is that of all batches so far.
+        `after`, if given, is a pair (position, text size) to use in place of the last entry: the next interval begins
+        at the position, and the text size is that of all batches before the first one that is added.
         """
         self._index = index
         self._interval_bytes = interval_bytes
@@ -73,9 +77,10 @@ class TextBuilder:
         self.position = self._last_entry
 
     def add(self, found: ScannedBatches | Damage) -> None:
-        """Process the next measured batches or damage: add the entries that are due, and add the size to `text`.
+        """Add the entries that are due for the next batches or damage, and add their text size to `text`.
 
-        Damage gets one entry for its start and one for its end.
+        The batches must be measured: `found.sizes` has their text sizes. Damage gets one entry for its start and one
+        for its end. A full index gets no more entries.
         """
         if isinstance(found, Damage):
             self.add_entry(found.first_offset, found.start)
@@ -99,7 +104,10 @@ class TextBuilder:
             index.append_all((offset, at, TextSize._make(text)) for offset, at, text in rows)
 
     def add_entry(self, offset: int, position: int) -> None:
-        """Add an entry for `position`, unless the last entry is at or after it, or the index is full."""
+        """Add an entry for `position`, unless the last entry is at or after it, or the index is full.
+
+        `offset` is above the offsets of all batches before `position`, whose text size is `text`.
+        """
         if position > self._last_entry and not self._index.is_full:
             self._index.append(offset, position, self.text)
             self._last_entry = position
@@ -165,7 +173,12 @@ class LookupBuilder:
 
 
 class IndexBuilder:
-    """A builder of the three indexes of a segment, within `index_limits`. `Segment.save_indexes` writes the files."""
+    """A builder of the three indexes of a segment. It collects their entries in memory.
+
+    An entry is added about every `interval_bytes` of log. `max_bytes` is the setting segment.index.bytes: a full
+    index gets no more entries. `Segment.save_indexes` writes the files. `end` is the offset after the batches added
+    so far, `text` is their text size, and `max_entry` the time index entry for their greatest timestamp.
+    """
 
     def __init__(self, segment: Segment, interval_bytes: int, max_bytes: int) -> None:
         for index, limit in zip(segment.indexes, index_limits(max_bytes), strict=True):
@@ -178,7 +191,10 @@ class IndexBuilder:
         self.max_entry = self._lookups.max_entry
 
     def add(self, found: ScannedBatches | Damage) -> None:
-        """Add the entries that are due for measured batches or damage; update `end`, `text` and `max_entry`."""
+        """Add the entries that are due for the next batches or damage; update `end`, `text` and `max_entry`.
+
+        The batches must be measured: `found.sizes` has their text sizes.
+        """
         self._texts.add(found)
         if not isinstance(found, Damage):
             self._lookups.add(found)
@@ -205,7 +221,8 @@ def rebuild_lookups(segment: Segment) -> tuple[OffsetIndex, TimeIndex]:
 def lookup_fits(segment: Segment, number: int) -> bool:
     """Whether the offset index (`number` 0) or time index (1) of a sealed segment passes a cheap check.
 
-    The last entry of the time index decides which segment is searched for a time, so it is compared with the log.
+    The check is whether the file's size and last entry are possible for this segment. The last entry of the time
+    index decides which segment is searched for a time, so it is also compared with the log.
     """
     if number == 0:
         return segment.offset_index.can_be(segment.next_offset, segment.size_bytes)

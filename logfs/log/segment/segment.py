@@ -92,7 +92,10 @@ class Segment(SegmentFiles):
         return self.writer is not None
 
     def detached(self) -> Segment:
-        """Return a second object for the same files and indexes. It has an end and a writer of its own."""
+        """Return a second object for the same files and indexes, with an end and a writer of its own.
+
+        Appends through the second object do not move the end that readers of this object see.
+        """
         # Make the index objects before the copy, so that both segments share them.
         _ = self.indexes
         other = copy.copy(self)
@@ -140,11 +143,11 @@ class Segment(SegmentFiles):
     def _recreated(
         self, before: TextEntry, after: TextEntry | None, count: int
     ) -> Sequence[TextEntry]:
-        """Return entries from `text_entries` to replace `count` damaged entries of the text index.
+        """Return entries, made from the log, to replace `count` damaged entries of the text index.
 
         The damaged entries lie between the valid entries `before` and `after`; `after` is None if no valid entry
-        follows. Without `after`, the result is empty for the last segment of the log, because its end may not be
-        known yet.
+        follows. The result is empty if the log does not agree with the valid entries. Without `after`, it is also
+        empty for the last segment of the log, because the segment's end may not be known yet.
         """
         self._disk.check_may_block()
         # During recovery, the end of the last segment is not known yet.
@@ -327,7 +330,7 @@ class Segment(SegmentFiles):
         return self._disk.fetch_again(self.file, start, end)
 
     def batches_from(self, offset: int) -> Iterator[tuple[int, Batch] | Damage]:
-        """Yield (position, batch) for the batch that holds `offset` and all after it, and `Damage` from there on."""
+        """Yield (position, batch) for each batch, and each `Damage`, that has `offset` or a later offset."""
         for found in self.walk(self.position_of(offset)):
             if isinstance(found, Damage):
                 if found.next_offset > offset:
@@ -382,7 +385,7 @@ class Segment(SegmentFiles):
 
         The text index has all three. If it is empty or damaged, the offset index is used, which has the position and
         the last offset of the batch. The base offset is then this last offset minus the last offset delta in the
-        batch's header, and the number of bytes is `POINT_READ_BYTES`.
+        batch's header, and the number of bytes is 16 KiB.
         """
         around = None
         with suppress(Corrupt):
@@ -443,7 +446,10 @@ class Segment(SegmentFiles):
             before, position, expected = position, position + header.size_bytes, header.next_offset
 
     def _find_batch_carefully(self, offset: int) -> Batch | None:
-        """Find the same batch as `find_batch`, by a walk that checks each batch. Raises `DamagedRange`."""
+        """Return the first batch that ends at or after `offset`, found by a walk that checks each batch.
+
+        Returns None if there is no such batch. Raises `DamagedRange` if `offset` lies in a damaged range.
+        """
         for found in self.walk(self.position_of(offset), chunk_bytes=POINT_READ_BYTES):
             if isinstance(found, Damage):
                 if found.first_offset <= offset < found.next_offset:
@@ -467,7 +473,8 @@ class Segment(SegmentFiles):
         """Make the segment new and empty, and return its writer.
 
         The .log file and the three index files are created, or emptied if they exist; a .txnindex file is removed.
-        After an `OSError`, the caller should call `discard`, which removes the files that were created.
+        `now_ms` becomes the segment's time of creation. After an `OSError`, the caller should call `discard`, which
+        removes the files that were created.
         """
         self._begin_writing()
         self._file = self._disk.open(self.path, write=True, create=True)
@@ -520,7 +527,11 @@ class Segment(SegmentFiles):
         self._await_flush()
 
     def finish(self) -> None:
-        """Write the closing index entries, trim the files, and remove the writer (kafka-storage 3.5)."""
+        """Write the closing index entries, trim the files, and remove the writer (kafka-storage 3.5).
+
+        `seal` calls this. It is also called for a segment that stays the last one, as when the log is closed:
+        `activate` gives the segment a new writer before the next append.
+        """
         segment_end = self.end
         try:
             if self.max_entry.timestamp >= 0:
@@ -540,7 +551,11 @@ class Segment(SegmentFiles):
             self.writer = None
 
     def save_indexes(self, *, sync: bool) -> None:
-        """Replace each index file with the entries that were collected in memory (see `SparseIndex.save`)."""
+        """Replace each index file with the entries that were collected in memory.
+
+        In a read-only store, the entries stay in memory. With `sync`, a power cut leaves each old file or the new
+        one. The caller must sync the directory.
+        """
         for index in (*self.indexes, self.txn_index):
             index.save(sync=sync)
 
@@ -631,7 +646,11 @@ class Segment(SegmentFiles):
         self._end = end
 
     def resume(self, segment_end: SegmentEnd, max_entry: TimeEntry) -> None:
-        """Set the end and the greatest timestamp (`max_entry`), which the caller has determined."""
+        """Set the end, up to which readers see the segment, and the greatest timestamp of the batches before it.
+
+        The caller has determined both, for example by reading the files. `max_entry` is the time index entry for the
+        greatest timestamp.
+        """
         self._end = segment_end
         self.max_entry = max_entry
 

@@ -151,7 +151,8 @@ class SegmentFiles(NamedFile):
     def rename_suffix(self, suffix: str) -> list[Path]:
         """Rename the files to names that end in `suffix`, the .log first; return the new paths (kafka-storage 8.8).
 
-        Readers that hold the segment find the files under the new names. The caller must sync the directory.
+        `suffix` replaces the suffix `.cleaned`, `.swap` or `.deleted` that a name may have. Readers that hold the
+        segment find the files under the new names. The caller must sync the directory.
         """
         known = (names.CLEANED, names.SWAP, names.DELETED)
         with self._disk.naming:
@@ -185,7 +186,10 @@ class SegmentFiles(NamedFile):
         _unflushed.discard(self)
 
     def forget_indexes(self) -> None:
-        """Drop the index objects. Call this only if all entries are in the files and no reader has the objects."""
+        """Drop the index objects to free memory; the next use makes them again.
+
+        Call this only if all entries are in the files and no reader has the objects.
+        """
         with _making:
             for name in _INDEXES if self._has_index_objects else ():
                 del self.__dict__[name]

@@ -69,7 +69,7 @@ def _names(disk: Disk, directory: Path) -> dict[str, int]:
     """Return the inode number of each segment file, by name.
 
     A rename during a scan may hide a file, or show it twice. If the directory may have changed during the scan, scan
-    again until two scans agree. Raises `Gone` if none of `_SCANS` scans agrees with the one before it.
+    again until two scans agree. Raises `Gone` if none of ten more scans agrees with the one before it.
     """
     before, is_settled = disk.stat_settled(directory)
     seen = _look(disk, directory)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class SegmentWriter:
-    """The writer of an active segment. It exists from the activation of the segment until the segment is sealed.
+    """The writer of an active segment. It exists until the segment is sealed or the log is closed.
 
     Only one thread at a time may use it: the one that holds the partition's lock (architecture.md, rule 6). Readers
     see a batch after the segment's `end` is replaced, which happens after the bytes are in the file.
@@ -97,8 +97,8 @@ class SegmentWriter:
     def append_written(self, runs: Sequence[ScannedBatches], interval_bytes: int) -> None:
         """Let readers see the batches of `runs`, which are in the file already: set the segment's end after them.
 
-        The batches must be measured (`ScannedBatches.sizes`). Adds the index entries that are due, as far as the
-        indexes and the disk have room for them.
+        The batches must be measured (`ScannedBatches.sizes`). Adds index entries about every `interval_bytes` of log,
+        as far as the indexes and the disk have room for them.
         """
         segment = self._segment
         end = segment.end

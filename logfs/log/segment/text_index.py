@@ -123,7 +123,10 @@ class TextIndex(SparseIndex):
         return count if self.check_entries(bytes(last)) is None else count - 1
 
     def packed(self, offset: int, position: int, before: Sequence[int]) -> bytes:
-        """Return the bytes of an entry (see `append` for the arguments); `before` has the fields of a `TextSize`."""
+        """Return the bytes of an entry for the byte `position` of the .log file.
+
+        `offset` is the offset after the batches before `position`, and `before` has the fields of their `TextSize`.
+        """
         # Limit `offset`, which may be the base offset of the next segment: if that segment is a stray file, its base
         # offset may be too high for an int32.
         offset = min(offset, self.base_offset + MAX_RELATIVE_OFFSET + 1)

@@ -137,7 +137,7 @@ class TransactionIndex(NamedFile):
             raise
 
     def release(self) -> None:
-        """Release the file, which must not be written any more; the entries in memory stay."""
+        """Release the open file of an index that is not written any more; the entries in memory stay."""
         self._file = None
 
     def close(self) -> None:

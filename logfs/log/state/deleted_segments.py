@@ -29,7 +29,9 @@ _NO_NAME = -1
 class DeletedSegment(NamedTuple):
     """A segment that has left the log.
 
-    Its files may be removed from `due_ms` on (ms since the epoch), if no reader holds the segment any more.
+    Its files may be removed from `due_ms` on (ms since the epoch), if no reader holds the segment any more. `paths`
+    are the present paths of its files, and of the producer snapshot that was renamed with them, if any. `base_offset`
+    is -1 after the files were renamed a second time, because a later segment with this base offset needed the names.
     """
 
     due_ms: int

@@ -49,7 +49,10 @@ class LeaderEpochs:
             disk.open(self._path, write=True, create=True).close()
 
     def rebind(self, disk: Disk, directory: Path) -> None:
-        """Write the file in `directory` on `disk` from now on. The file there is not read."""
+        """Write the file in `directory` on `disk` from now on, because the partition has moved there.
+
+        The file there is not read: it must have the same entries.
+        """
         self._disk, self._path = disk, directory / names.LEADER_EPOCHS
 
     @property
@@ -82,7 +85,7 @@ class LeaderEpochs:
         self._replace([*kept, (epoch, offset)])
 
     def note_batches(self, rows: NDArray[np.int64]) -> None:
-        """Call `assign` for the first batch of each epoch above `latest`.
+        """Add each leader epoch of the batches that is above `latest`, with the base offset of its first batch.
 
         `rows` has one row for each batch, with the columns that the module `batch_rows` names.
         """

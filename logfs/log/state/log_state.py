@@ -70,7 +70,7 @@ class LogState(NamedTuple):
         return max(self.as_committed().log_end_offset, self.log_start_offset)
 
     def as_committed(self) -> LogState:
-        """Return the state as readers of committed records see it: it ends at `stable_end`."""
+        """Return the state as readers of committed records see it: it ends at `stable_end`, which must be known."""
         stable = self.stable_end
         assert stable is not None, "the caller has computed it"
         return self if stable == self.log_end_offset else self._replace(log_end_offset=stable)

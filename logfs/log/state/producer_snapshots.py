@@ -30,7 +30,11 @@ logger = logging.getLogger(__name__)
 
 
 class ProducerSnapshots:
-    """The snapshots of a partition directory. Each has the producers' state after all batches below its offset."""
+    """The snapshots of a partition directory. Each has the producers' state after all batches below its offset.
+
+    `offsets` are the offsets of the snapshots, ascending. `minimum_offset` is the log start offset: as long as there
+    are no snapshots, `write` writes none at or below it.
+    """
 
     def __init__(self, disk: Disk, directory: Path, expiration_ms: int) -> None:
         """List the snapshots in `directory`. `expiration_ms` is how long an idle producer is remembered."""
@@ -56,7 +60,10 @@ class ProducerSnapshots:
         )
 
     def rebind(self, disk: Disk, directory: Path, offsets: list[int]) -> None:
-        """Use the durable snapshots in `directory` on `disk` from now on; `offsets` are their offsets, ascending."""
+        """Use the snapshots in `directory` on `disk` from now on, because the partition has moved there.
+
+        These snapshots must be durable. `offsets` are their offsets, ascending.
+        """
         self._disk, self._directory, self.offsets = disk, directory, offsets
         self._unsynced.clear()
 
@@ -86,7 +93,10 @@ class ProducerSnapshots:
         self._aside.discard(offset)
 
     def write_if_room(self, offset: int, producers: Producers) -> None:
-        """Call `write`. If the disk is full, only log a warning: the next opening then reads more of the log."""
+        """Write a snapshot of `producers`, the state at `offset`, if `offset` is above `latest`.
+
+        If the disk is full, only log a warning: the next opening then reads more of the log.
+        """
         try:
             self.write(offset, producers)
         except OSError as error:
@@ -186,7 +196,7 @@ class ProducerSnapshots:
         self.offsets = [found for found in self.offsets if found <= offset]
 
     def drop_aside(self) -> None:
-        """Remove the files that `set_aside` has set aside and that `write` has not written again since."""
+        """Remove the files of the snapshots that `set_aside` took out of use and `write` has not written since."""
         while self._aside:
             offset = self._aside.pop()
             if self._disk.writable:

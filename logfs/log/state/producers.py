@@ -70,8 +70,9 @@ class SentBatch(NamedTuple):
 class Producer:
     """One producer of a partition. `batches` are its last batches (at most five) in the current epoch, oldest first.
 
-    `timestamp` (ms) is that of the producer's last batch or marker. `transaction_start` is the first offset of the
-    producer's open transaction, None if no transaction is open.
+    `timestamp` (ms) is that of the producer's last batch or marker. `coordinator_epoch` is that of its last marker,
+    -1 before the first. `transaction_start` is the first offset of the producer's open transaction, None if no
+    transaction is open.
     """
 
     producer_id: int
@@ -138,7 +139,7 @@ class Producer:
 
 
 class Producers:
-    """The producers of one partition at the log end. Only one thread at a time may change them.
+    """The producers of one partition at one offset, usually the log end. Only one thread at a time may change them.
 
     `first_unstable_offset` is the first offset of the oldest open transaction, None if none is open; any thread may
     read it.
@@ -185,9 +186,9 @@ class Producers:
         """Check a batch before it is appended; if it repeats a remembered batch, return that batch, else None.
 
         `header` is the header of the batch. `trusted` means that a group coordinator has sent the batch: the batch's
-        sequence numbers are not checked. Raises `InvalidProducerEpoch` for an outdated epoch, `OutOfOrderSequence`
-        for a sequence number that does not follow the last one, and `InvalidTransactionState` for a non-transactional
-        batch while the producer has an open transaction.
+        sequence numbers are not checked, so it never counts as a repeated batch. Raises `InvalidProducerEpoch` for an
+        outdated epoch, `OutOfOrderSequence` for a sequence number that does not follow the last one, and
+        `InvalidTransactionState` for a non-transactional batch while the producer has an open transaction.
         """
         producer = self[header.producer_id]
         duplicate = None if trusted else producer.duplicate(header)

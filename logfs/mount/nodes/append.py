@@ -107,7 +107,7 @@ class AppendFile(PartitionAccess, FileNode):
         return AppendHandle(self, flags, process_of(caller.pid))
 
     def make_framer(self) -> LineFramer:
-        """Return a new framer for the writes of one open file."""
+        """Return a new framer, which splits the writes of one open file into lines and appends the lines."""
         return self.framer(writable(self.partition))
 
     def check_appendable(self) -> None:

@@ -73,7 +73,11 @@ class Caller(NamedTuple):
 
 
 class Context(NamedTuple):
-    """The state that all nodes of a mount share."""
+    """The state that all nodes of a mount share.
+
+    `version` is the version of logfs. `requests` are the administrative requests in progress. `isolation` decides
+    whether files show the records of open and aborted transactions. `mirror` is None if the mount mirrors no cluster.
+    """
 
     store: Store
     errors: ErrorLog
@@ -326,7 +330,10 @@ class PartitionAccess(Node):
     allowed_bits: int
 
     def access(self) -> Access:
-        """Return the mode and owner that were set, or those derived from the partition directory."""
+        """Return the mode and owner that were set for `mode_name`, or else those of the partition directory.
+
+        A mode that was not set for this very node is limited to `allowed_bits`.
+        """
         found = self.modes.get(self.mode_name, self.allowed_bits)
         if self.mode_name == self.name:
             return found

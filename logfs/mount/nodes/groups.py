@@ -54,7 +54,7 @@ class GroupsFolder(DirectoryNode):
         raise NotImplementedError
 
     def text(self, commits: Commits) -> bytes:
-        """Return the content of a group's file: the offsets in `commits`."""
+        """Return the content of a group's file: the committed offset of each partition in `commits`."""
         raise NotImplementedError
 
     def parse(self, text: str) -> Mapping[Reader, str]:
@@ -228,9 +228,10 @@ class GroupFile(FileNode):
 
 
 class LagFile(GroupFile):
-    """The lag of a group (`lag_of`), summed over the partitions that have a commit.
+    """The lag of a group: how many offsets lie between its commits and the ends of the logs, summed over partitions.
 
-    If the isolation level of the mount is read_committed, the lag is counted up to the last stable offset.
+    A partition without a commit does not count. If the isolation level of the mount is read_committed, the last
+    stable offset is the end of a log.
     """
 
     allowed_bits = READ_BITS

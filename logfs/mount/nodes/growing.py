@@ -43,7 +43,7 @@ class GrowingFile(PartitionAccess, FileNode):
 
 
 class GrowingHandle(Handle):
-    """An open file that may grow; `opener` is the thread that opened it."""
+    """An open file that may grow; `opener` is the id of the thread that opened it."""
 
     def __init__(self, node: GrowingFile, opener: int) -> None:
         super().__init__(node)

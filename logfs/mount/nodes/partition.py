@@ -185,7 +185,8 @@ class PartitionDirectory(PartitionAccess, DirectoryNode):
     def _command(self, text: str) -> None:
         """Execute a command that was written to `ctl`.
 
-        `compact` and `move` continue in the background. The other commands are done when this returns.
+        `compact` and `move` continue in the background. The other commands are done when this returns. Raises
+        `InvalidName` for an unknown command.
         """
         self.partition.check_may_block()
         store = self.context.store

@@ -97,9 +97,10 @@ class TextFile(GrowingFile):
         return handle
 
     def release_before(self) -> None:
-        """Tell the view the least position of all open handles.
+        """Tell the view the least of the positions (bytes) at which the open handles have read last.
 
-        The view may then release earlier segments that have left the log.
+        The view may then release those segments before this position that have left the log. If no handle is open, it
+        may release all segments that have left the log.
         """
         self.view.release_before(
             min(

@@ -225,7 +225,10 @@ class TopicGroupsDirectory(TopicGroups, _TopicAccess):
 
 
 class TopicAppendFile(_TopicAccess, AppendFile):
-    """A file to which lines or JSON envelopes are written: each is appended to one of the topic's partitions."""
+    """A file to which lines or JSON envelopes are written: each is appended to one of the topic's partitions.
+
+    Kafka's default partitioner chooses the partition.
+    """
 
     def __init__(
         self, context: Context, name: str, parent: TopicDirectory, partitions: Sequence[Log]
@@ -258,8 +261,8 @@ class TopicAppendFile(_TopicAccess, AppendFile):
 class TopicTextFile(_TopicAccess, GrowingFile):
     """`records` or `records.jsonl` of a topic: the records of all partitions, merged by time.
 
-    While the file is open, bytes that were read once do not change. A file that is opened later may have records in
-    another order, if some were appended with earlier timestamps.
+    While the file is open, bytes that were read once do not change. A file that is opened later may have the records
+    in another order, because records that were appended meanwhile may have earlier timestamps.
     """
 
     allowed_bits = READ_BITS

@@ -132,7 +132,10 @@ class WriteBehindOperations(Handlers[_Node]):
     # The methods from here on handle requests about names, attributes and directories.
 
     def _stat(self, *parts: str) -> os.stat_result:
-        """Return the `stat` of a path in the main mount. Raises `OSError`: ENOTCONN if no store is mounted there."""
+        """Return the `stat` of a path in the main mount; `parts` are its components, none for the root of the mount.
+
+        Raises `OSError`: ENOTCONN if no store is mounted on `mount`.
+        """
         root = os.stat(self.mount)
         if root.st_dev != self._device:
             check_main_mount(self.mount)

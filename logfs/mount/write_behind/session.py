@@ -40,7 +40,10 @@ _MAX_TASKS = 400
 
 @dataclass(frozen=True, kw_only=True)
 class WriteBehindOptions:
-    """The options of one write-behind mount. `mount` is the mountpoint of a store."""
+    """The options of one write-behind mount.
+
+    `mount` is the mountpoint of a store. The kernel is made to send the written bytes every `linger_ms`.
+    """
 
     mount: Path
     mountpoint: Path
@@ -116,7 +119,10 @@ async def _stop(linger: Linger, stop_wanted: Callable[[], Awaitable[None]]) -> N
 
 
 async def _announce(linger: Linger, mountpoint: Path, ready: Callable[[], None]) -> None:
-    """Call `ready` once the mount answers a `stat`. A worker thread calls `stat`, because this thread answers it."""
+    """Wait until the mount answers a `stat`, start the rounds of `linger`, and call `ready`.
+
+    A worker thread calls `stat`, because this thread must answer it.
+    """
     found = await run_in_thread(os.stat, mountpoint)
     start_notifier()
     linger.start(mountpoint, found.st_dev)

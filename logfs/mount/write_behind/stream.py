@@ -79,8 +79,9 @@ class Stream:
     def write(self, position: int, data: bytes) -> None:
         """Accept `data`, which the kernel writes at `position` in the file.
 
-        The bytes of `data` before `self.position` were accepted earlier. They are only compared with the accepted
-        bytes that are still in memory; a difference is an error. Errors are saved for `check`, not raised.
+        If bytes before `position` are missing, `data` is kept until they arrive, and accepted then. The bytes of
+        `data` before `self.position` were accepted earlier. They are only compared with the accepted bytes that are
+        still in memory; a difference is an error. Errors are saved for `check`, not raised.
         """
         if position > self.position:
             # If the kernel sends a page again with more bytes, the longer version may arrive before the shorter one.
@@ -182,7 +183,7 @@ class Stream:
         )
 
     def _hold(self, data: memoryview) -> None:
-        """Keep the beginning of a line until its newline arrives."""
+        """Keep `data`, a part of a line, until the line's newline arrives. Refuse a line beyond `LONGEST_LINE`."""
         if self._skips:
             return
         self._unfinished += data

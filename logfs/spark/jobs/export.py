@@ -151,9 +151,9 @@ def _checked(call: Callable[[], _Result]) -> _Result:
 
 @contextmanager
 def _target(folder: Path, temporary: Path, format: str) -> Iterator[Folders | IcebergTables]:
-    """Yield the `Folders` or the `IcebergTables` of the directory `folder`, which publish an export.
+    """Yield the publisher of an export into `folder`: `IcebergTables` for the format iceberg, else `Folders`.
 
-    The `IcebergTables` are closed at the end of the context.
+    `temporary` is the directory into which the tasks write. The `IcebergTables` are closed at the end of the context.
     """
     if format != "iceberg":
         yield Folders(folder, temporary)
@@ -278,7 +278,7 @@ class _ExportTask:
     """The function that tasks call for a range of a log: it writes the records to files, and returns the files.
 
     `topic_ids` has the id of each recreated topic. The offsets of such a topic begin again, so the names of its files
-    contain the id.
+    contain the id, unless the format is iceberg.
     """
 
     directory: str

@@ -64,8 +64,9 @@ class WrittenFile:
 class ExportFormat:
     """The format of the files of an export.
 
-    `format` is "parquet", "json" or "iceberg", `compression` is the name of the codec, or "none". `values`, one of
-    `VALUES`, says how keys, values and headers are written to JSON.
+    `format` is "parquet", "json" or "iceberg", `compression` is the name of the codec, or "none". `values` says how
+    keys, values and headers are written to JSON: "mixed" (strings, and objects with base64 for bytes that are not
+    UTF-8), "text" (only strings) or "base64" (only objects).
     """
 
     format: str
@@ -174,8 +175,8 @@ class Files:
     ) -> None:
         """Prepare to write the files of the partition `name`.
 
-        The files are written into `directory`, which must exist. Only this export may use it. The final names of the
-        files have the `topic_id`, if it is given.
+        The files are written into `directory`, which must exist. Only this export may use it. `topic_id` is given for
+        a recreated topic. The final names of the files contain it, unless the format is iceberg.
         """
         self._directory = directory
         self._form = form

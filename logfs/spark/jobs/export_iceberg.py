@@ -99,8 +99,8 @@ class IcebergTables:
         the export began.
 
         Raises `InvalidSetting` if a table of a `selected` topic has snapshots, but no offsets that belong to its
-        current snapshot; if `may_be_damaged` is true, such a table is left out. If a table cannot be read, the error
-        of pyiceberg is raised in any case.
+        current snapshot. If `may_be_damaged` is true, or if the topic is not selected, such a table is left out
+        instead. If a table cannot be read, the error of pyiceberg is raised in any case.
         """
         begins = _parsed(self._catalog.load_namespace_properties(NAMESPACE).get(_BEGINS, "{}"))
         found: OffsetsJson = {}
@@ -131,9 +131,10 @@ class IcebergTables:
         A missing table is created. The files are first moved into the directories of the tables. The snapshot and the
         properties of a table store the `offsets` of its topic. If `replaced` is given, the same commits remove the
         records that earlier exports have written of the partitions `replaced`. The tables are committed in the order
-        of their names. An error leaves the tables before it committed. Then the next export begins the other topics
-        at `begins`, the offsets at which this export began: they are stored before the first commit. Raises
-        `JobFailed` if another writer has changed a table meanwhile, and the errors of pyiceberg.
+        of their names. `begins`, the offsets at which this export began, are stored before the first commit. After an
+        error, the tables committed before it stay committed, and the next export begins at `begins` for the topics
+        whose tables have no offsets yet. Raises `JobFailed` if another writer has changed a table meanwhile, and the
+        errors of pyiceberg.
         """
         of_topic: dict[str, list[WrittenFile]] = {}
         if replaced is not None:
@@ -251,7 +252,7 @@ def _offsets_of(table: Any) -> OffsetsJson | None:
 
 
 def _topic_of(name: str) -> str:
-    """Return the topic of an entry of offsets: "topic" or "topic#id"."""
+    """Return the topic in `name`, which is a key of an `OffsetsJson`: "topic", or "topic#id" with the topic's id."""
     return name.partition("#")[0]
 
 

@@ -59,7 +59,8 @@ class Imported:
     """The result of an import: the number of files and records, and the offsets that the records got.
 
     `offsets` maps the name of each partition to (first offset, last offset + 1). `already` is true if an import with
-    the same id was done before, so that this import has changed nothing.
+    the same id was done before, so that this import has changed nothing. The numbers are then 0, and `offsets` is
+    empty.
     """
 
     files: int
@@ -178,7 +179,8 @@ def _check_topics(
 ) -> None:
     """Check that every row has a topic, and create the missing topics, with at least `partitions` partitions.
 
-    Raises `InvalidSetting` if a row has no topic, or if `partitions` is None and a topic is missing.
+    `found` are all file ranges of the import, with the topics and partitions of their rows. Raises `InvalidSetting`
+    if a row has no topic, or if `partitions` is None and a topic is missing.
     """
     there = partitions_in(Path(path) for path in directories if Path(path).is_dir())
     wanted: dict[str, int] = {}
@@ -205,6 +207,10 @@ def _check_topics(
 @dataclass(frozen=True)
 class _Stage:
     """The function that tasks call: it writes the rows of some groups of file ranges to staged files.
+
+    Its argument is (number, groups): the number of the work item, from 0, and its groups of file ranges. `planned`
+    has the partitions that existed when the import was planned. `writer` is the id of this run of the import, to
+    which the staged files belong.
 
     A `LogfsError` except `NotOnHost`, a `ValueError` or a `pa.ArrowException` becomes an `InvalidRecord` that names
     the file, or the first and the last of several files.
@@ -244,7 +250,8 @@ def _stage(
 ) -> list[tuple[str, StagedFile]]:
     """Run the tasks that write the rows to staged files; return (host, staged file) for each of these files.
 
-    If a task fails, the staged files of all tasks are removed.
+    `ordered` are the groups of file ranges that `in_order` returns, in the order of import. If a task fails, the
+    staged files of all tasks are removed.
     """
     groups = packed(ordered, _size, TASK_BYTES)
     works = [WorkItem((turn, some), sum(map(_size, some))) for turn, some in enumerate(groups)]
@@ -261,8 +268,9 @@ def _commit(
 ) -> Committed:
     """Append the batches in the staged files in one commit. `staged` has (host, file) for each file.
 
-    `host` is the name of the host on which a task wrote the file. If the commit fails, the files are removed, except
-    after `CommitPending`.
+    `host` is the name of the host on which a task wrote the file. `writer` is the id of the commit. If a commit with
+    this id was done before, the log is not changed, and `already` of the result is true. If the commit fails, the
+    files are removed, except after `CommitPending`.
     """
     files = [file for _, file in staged]
     try:
@@ -280,7 +288,10 @@ def _commit(
 
 
 def _remove_staged(directories: Sequence[str], writer: str) -> None:
-    """Remove the staged files that the tasks of a failed import have written. No commit will use them."""
+    """Remove the staged files that the tasks of a failed import have written. No commit will use them.
+
+    `writer` is the id that this run of the import gave to its staged files.
+    """
     disk = Disk()
     known = {writer: commit_file.Writer(0, 0)}
     for numbers in partitions_in(Path(path) for path in directories).values():

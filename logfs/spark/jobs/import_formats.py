@@ -41,9 +41,10 @@ BATCH_BYTES = 16 << 20
 class ImportOptions:
     """The options of an import that apply to rows; None stands for an option that is not given.
 
-    For the format "parquet", `key` and `value` are the names of columns. For the format "text", `key` is the name of
-    a field of lines that are JSON, or `key_separator` is the text between the key and the value of a line. If
-    `repartition` is true, the partitions in the files are ignored.
+    `topic` is the topic of all rows, and takes precedence over the topics in the files. For the format "parquet",
+    `key` and `value` are the names of columns. For the format "text", `key` is the name of a field of lines that are
+    JSON, or `key_separator` is the text between the key and the value of a line. If `repartition` is true, the
+    partitions in the files are ignored.
     """
 
     format: str = "parquet"

@@ -109,9 +109,10 @@ class TextFormat(LinesFormat):
     def _fields(self, file_range: FileRange, position: int, lines: Sequence[bytes]) -> list[Any]:
         """Return the key of each line, which is the value of the line's JSON field `options.key`.
 
-        A string is returned as it is. A number, list or other value is returned as JSON, in bytes, with numbers as
-        they are written. None stands for a field that is null or missing. Raises `InvalidRecord` for a line that is
-        not a JSON object, or is nested too deeply.
+        `lines` are the lines of the block that begins at byte `position` of the file. A string is returned as it is.
+        A number, list or other value is returned as JSON, in bytes, with numbers as they are written. None stands for
+        a field that is null or missing. Raises `InvalidRecord` for a line that is not a JSON object, or is nested too
+        deeply.
         """
         found = []
         for number, line in enumerate(lines):
@@ -139,8 +140,8 @@ class EnvelopeFormat(LinesFormat):
     def look(self, file_range: FileRange) -> list[FileRange]:
         """Return the file range with `names` and `offsets` set, or an empty list if no line begins in it.
 
-        If all lines in a block have the form of an export, with the same partition, only the beginnings of the first
-        and the last line are parsed.
+        The file is read in blocks of whole lines. If all lines in a block begin like the lines of an export of one
+        partition, only the beginnings of the first and the last line are parsed.
         """
         names: set[Name] = set()
         offsets: list[int | None] = []
@@ -179,7 +180,11 @@ class EnvelopeFormat(LinesFormat):
             yield self._batch(placed[start : start + BATCH_ROWS])
 
     def _canonical(self, topic: str, partition: int, found: Envelopes) -> pa.RecordBatch:
-        """Convert envelopes that have the form of an export to a batch, without a Python object for each record."""
+        """Convert envelopes of one partition, in the form of an export, to an Arrow batch.
+
+        `found` are the parsed envelopes, `topic` and `partition` those of all of them. No Python object is made for
+        each record.
+        """
         count = len(found.offsets)
 
         def gathered(starts: NDArray[np.int64], lengths: NDArray[np.int32], kind: Any) -> pa.Array:
@@ -238,7 +243,10 @@ class EnvelopeFormat(LinesFormat):
 
 
 def _key(line: bytes, value: Any, field: str | None) -> str | bytes | None:
-    """Return the key of a line of JSON, whose field `field` has the value `value`. See `TextFormat._fields`."""
+    """Return the key that is in the field `field` of a line of JSON. `value` is the parsed value of this field.
+
+    A string or None is returned as it is, any other value as JSON, in bytes, with numbers as they are written.
+    """
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, int) and value:

@@ -79,7 +79,10 @@ class ParquetFormat(ImportFormat):
         return {"key": self.options.key, "value": self.options.value}.get(column) or column
 
     def _check(self, path: str, schema: pa.Schema) -> list[str]:
-        """Return the names of the columns to read. Raises `InvalidRecord` if a required column is missing."""
+        """Return the names of the columns to read from the file at `path`, whose columns are those of `schema`.
+
+        Raises `InvalidRecord` if the column for the value is missing, or the column that the option `key` names.
+        """
         held = [self._source(name) for name in SCHEMA.names if self._source(name) in schema.names]
         for name in ("value", *(["key"] if self.options.key else [])):
             if self._source(name) not in held:
@@ -130,11 +133,12 @@ class ParquetFormat(ImportFormat):
     def _names(
         self, path: str, file: pq.ParquetFile, number: int, columns: dict[str, Any]
     ) -> frozenset[Name]:
-        """Return the topics and partitions of the rows in a row group.
+        """Return the topics and partitions of the rows in the row group `number` of a file.
 
-        The option `topic` takes precedence. Without it, the topic is taken from the path, else from the footer if the
-        footer shows that all rows have the same value, else from the column. The partition is taken from the same
-        three places.
+        `columns` has the metadata of the row group's columns in the footer, by the name of the column. The option
+        `topic` takes precedence. Without it, the topic is taken from the path, else from the footer if the footer
+        shows that all rows have the same value, else from the column. The partition is taken from the same three
+        places.
         """
         known: dict[str, str | None] = {
             "topic": self.options.topic or from_path(path, "topic"),

@@ -155,7 +155,10 @@ def _ascend(file_ranges: Sequence[FileRange]) -> bool:
 
 
 class _Head(NamedTuple):
-    """Unmerged rows of a file range, and for each row the greatest offset of this row and all rows before it."""
+    """Unmerged rows of a file range, and the value by which each of them is merged.
+
+    `offsets` has for each row the greatest offset of this row and all rows before it in the file range.
+    """
 
     rows: pa.RecordBatch
     offsets: NDArray[np.int64]

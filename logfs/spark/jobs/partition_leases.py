@@ -129,7 +129,8 @@ class LeasedPartitions:
 
         The `store` that `do` gets has only the partition `name`. If `recover` is true, the partition is recovered
         from its beginning when this store is opened. `title` is the name of the job in Spark's UI. `do` must be
-        picklable. Blocks until the job has ended. After an error for one partition, the others are still processed.
+        picklable. `progress` is called with (bytes of logs done, total bytes). Blocks until the job has ended. After
+        an error for one partition, the others are still processed.
         """
         works = []
         for name in wanted:
@@ -185,9 +186,9 @@ class LeasedPartitions:
 def lease_partitions(paths: Paths, topics: Iterable[str] | None) -> Iterator[LeasedPartitions]:
     """Lock log directories during the context, and yield their partitions of `topics` as a `LeasedPartitions`.
 
-    Raises the errors of opening a store, such as `StoreLocked` if a mount or a broker holds the directories. Raises
-    `UnknownPartition` for a topic that does not exist, and `InvalidStore` if an earlier commit of staged batches must
-    be completed but cannot be.
+    If `topics` is None, it has all partitions. Raises the errors of opening a store, such as `StoreLocked` if a mount
+    or a broker holds the directories. Raises `UnknownPartition` for a topic that does not exist, and `InvalidStore`
+    if an earlier commit of staged batches must be completed but cannot be.
     """
     directories = [Path(path) for path in log_dirs(paths)]
     check_log_dirs(directories)
@@ -204,8 +205,10 @@ def lease_partitions(paths: Paths, topics: Iterable[str] | None) -> Iterator[Lea
 class _LeasedTask(Generic[_Result]):
     """The function that a task calls for each partition that is leased to it.
 
-    It returns the name of the partition, the result of `do` or the text of an error, and the values that the driver
-    must write to the checkpoint files.
+    It calls `do` with a store that has only this partition. If `recover` is true, the partition is recovered from its
+    beginning first. It returns (name of the partition, result of `do`, text of the error, lease). The lease has the
+    values that the driver must write to the checkpoint files. After an error, the result and the lease are None;
+    otherwise the text is None.
     """
 
     do: Callable[[Store, str], _Result]

@@ -53,7 +53,10 @@ def plot(found: Stats, path: str | os.PathLike[str]) -> None:
 
 
 def _draw_times(axes: Axes, found: Stats, topics: list[TopicStats]) -> None:
-    """Draw the number of records in each time bucket as a bar, stacked by topic. The first topic is the lowest."""
+    """Draw the number of records in each time bucket as a bar, stacked by topic. The first topic is the lowest.
+
+    Only the first `_MOST_TOPICS` of `topics` are drawn.
+    """
     drawn = topics[:_MOST_TOPICS]
     # Leave out times that the axis cannot show: those before 1970 and after 9999.
     times = sorted({time for each in drawn for time in each.counts.times if 0 <= time < _END_MS})

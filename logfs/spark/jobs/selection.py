@@ -42,8 +42,8 @@ def of_topics(topics: Iterable[str] | None) -> Callable[[str], bool]:
 def check_topics(topics: Iterable[str] | None, directories: Iterable[str], store: Store) -> None:
     """Raise `UnknownPartition` for a topic of which no partition is in `directories`.
 
-    `directories` are names of partition directories. `store` is used only for the names of the log directories in the
-    message.
+    If `topics` is None, there is nothing to check. `directories` are names of partition directories. `store` is used
+    only for the names of the log directories in the message.
     """
     there = {names.parse_directory(name).topic for name in directories}
     for topic in topics or ():

@@ -154,7 +154,7 @@ class AuditSubject:
     log_start_offset: int
 
     def audit(self) -> tuple[list[Finding], Account | None]:
-        """Audit the segment, and return the findings and the segment's `Account`.
+        """Audit the segment, and return the findings and the segment's `Account`, which is never None.
 
         `check_boundaries` compares the accounts of neighbouring segments. An account has the end of the segment and
         the transactions that cross its boundaries. Raises `Gone` or `FileNotFoundError` if the planned segment does

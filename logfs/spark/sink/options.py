@@ -74,8 +74,9 @@ def _transaction(options: Mapping[str, str]) -> tuple[str, int] | None:
 def check_write_schema(schema: StructType, options: WriteOptions) -> None:
     """Raise `ValueError` if a required column is missing, or a column is unknown or has a wrong type.
 
-    The known columns are those of Kafka's sink, and `timestamp`. The columns `offset` and `timestampType` of the
-    source are allowed, too, and are ignored, so that rows of the source can be written.
+    The column `value` is required, and without the option topic also the column `topic`. The known columns are those
+    of Kafka's sink, and `timestamp`. The columns `offset` and `timestampType` of the source are allowed, too, and are
+    ignored, so that rows of the source can be written.
     """
     # As in Kafka's sink, it does not matter whether a column may contain nulls.
     found = {field.name: field.dataType.simpleString() for field in schema}

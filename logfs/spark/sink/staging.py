@@ -133,11 +133,12 @@ class StagingTask:
     def _numbers(
         self, chunk: pa.RecordBatch, rows: Rows, topic: str, of_topic: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Return the partition number for each row of a topic; `of_topic` are the indexes of these rows.
+        """Return the partition number for each row of a topic; `of_topic` are the indexes of these rows in `chunk`.
 
-        The number is taken from the column `partition`. If the column is missing, or null in a row, the hash of the
-        key selects the partition. Rows without a key are distributed over the partitions. Raises `UnknownPartition`
-        if the topic has no partitions, or if it lacks a partition that the column names.
+        `rows` are all rows of `chunk`, converted to arrays. The number is taken from the column `partition`. If the
+        column is missing, or null in a row, the hash of the key selects the partition. Rows without a key are
+        distributed over the partitions. Raises `UnknownPartition` if the topic has no partitions, or if it lacks a
+        partition that the column names.
         """
         known = self._partitions.get(topic)
         if not known:

@@ -70,9 +70,10 @@ def open_appender(
 
     Each line becomes the value of a record. If `envelopes` is true, each line is instead an envelope: a JSON object
     for a whole record. For a topic, only `count` of the object's `appended` is valid, because the records get offsets
-    in several logs. If the log directories are not mounted, this process opens the store, and passes `recovery` as
-    the argument `progress` of `Store`. If another process holds the directories, waits up to a second, and then
-    raises `StoreLocked`, which names the process. Also raises `UnknownPartition`, and the errors of `Store`.
+    in several logs. If the log directories are not mounted, this process opens the store. If it recovers partitions,
+    `recovery` is called with (partition, bytes read, total bytes), perhaps by several threads at the same time. If
+    another process holds the directories, waits up to a second, and then raises `StoreLocked`, which names the
+    process. Also raises `UnknownPartition`, and the errors of `Store`.
     """
 
     def directly(paths: Sequence[Path]) -> Appender:

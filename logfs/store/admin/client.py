@@ -117,10 +117,11 @@ def call(
     """Execute a request: in the mount that holds the log directories or, without a mount, in a store opened for it.
 
     `report` is called with (bytes done, total bytes); the request ends if `report` raises an error. If a store is
-    opened, `recovery` is passed as the argument `progress` of `Store`. If another process holds the directories,
-    waits up to `seconds`, and then raises `StoreLocked`, which names the process. If the mount ends before it
-    answers, a request with `is_repeatable` is sent again; for any other request, `RequestInterrupted` is raised. Also
-    raises the errors of the request and of `Store`.
+    opened and recovers partitions, `recovery` is called with (partition, bytes read, total bytes), perhaps by several
+    threads at the same time. If another process holds the directories, waits up to `seconds`, and then raises
+    `StoreLocked`, which names the process. If the mount ends before it answers, a request with `is_repeatable` is
+    sent again; for any other request, `RequestInterrupted` is raised. Also raises the errors of the request and of
+    `Store`.
     """
 
     def directly(paths: Sequence[Path]) -> Answer:
@@ -141,8 +142,9 @@ def call(
 def ask(mounted: Path, request: Request, report: Report = lambda done, total: None) -> Answer:
     """Send a request to the mount at the mountpoint `mounted`, and return the answer.
 
-    Raises the errors of the request, `NoAnswer` if the mount has ended before the request was sent,
-    `RequestInterrupted` if the mount ends later, and `NotWritable` if this user may not send requests.
+    Until the answer comes, `report` is called with (bytes done, total bytes). Raises the errors of the request,
+    `NoAnswer` if the mount has ended before the request was sent, `RequestInterrupted` if the mount ends later, and
+    `NotWritable` if this user may not send requests.
     """
     line = format_request(request)
     # Check the request before it is sent, for a clear error: a mount that refuses it returns only an errno.

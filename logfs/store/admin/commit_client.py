@@ -32,7 +32,11 @@ def commit(
     *,
     seconds: float = 60.0,
 ) -> Committed:
-    """Append the batches of staged files to their partitions, all or none (see `Store.commit`).
+    """Append the batches of staged files to their partitions, all or none, and return when they are durable.
+
+    `writer` is the id of the writer, and `sequence` the writer's own number of this commit. If the number is not
+    above that of the writer's last commit, the log is not changed, the staged files are removed, and `already` of the
+    result is true.
 
     Waits up to `seconds` while another process holds the log directories. Raises the errors of `Store` and of
     `Store.commit`.

@@ -76,7 +76,11 @@ class Request:
         return ()
 
     def run(self, store: Store, report: Report) -> Answer:
-        """Execute the request, and return the answer. `report` may raise an error to interrupt a long request."""
+        """Execute the request, and return the answer.
+
+        During a long request, `report` is called with (bytes done, total bytes). It may raise an error to interrupt
+        the request.
+        """
         raise NotImplementedError
 
 
@@ -169,7 +173,8 @@ class Delete(Request, operation="delete"):
 class Undelete(Request, operation="undelete"):
     """Restore a deleted partition, or the partitions of a deleted topic. The answer has their `directories`.
 
-    If one of the partitions cannot be restored or loaded, the others are restored all the same.
+    If one of the partitions cannot be restored or loaded, the others are restored all the same, and then the request
+    fails with the first error.
     """
 
     partition: str
@@ -197,7 +202,11 @@ class DeleteRecords(PartitionRequest, operation="delete_records"):
 
 @dataclass(frozen=True)
 class Compact(PartitionRequest, operation="compact"):
-    """Compact a partition, with `roll` also its active segment; the answer has the fields of `Cleaned`."""
+    """Compact a partition, with `roll` also its active segment.
+
+    The answer has the fields of `Cleaned`: `first_dirty`, the offset below which the log is clean; the sizes of the
+    clean part's .log files and the numbers of its segments, before and after; and how full the map of keys was.
+    """
 
     roll: bool = False
 
@@ -226,8 +235,8 @@ class Move(PartitionRequest, operation="move"):
 class Retain(Request, operation="retain"):
     """Delete the segments that are eligible for deletion in `log_dirs`, which are log directories of the store.
 
-    In the answer, `partitions` has the result of `retention_plans` before the deletion, and `failed` tells whether a
-    log directory has failed.
+    In the answer, `partitions` lists for each partition the segments to delete and the reasons, as planned before the
+    deletion (the result of `retention_plans`), and `failed` tells whether a log directory has failed.
     """
 
     log_dirs: list[str]
@@ -380,7 +389,9 @@ class ForgetOffset(Request, operation="forget_offset"):
 class Commit(Request, operation="commit"):
     """Append the batches of staged files to their partitions, all or none (`Commits.commit`).
 
-    The answer has the fields of `Committed`. Its `offsets` has [first offset, offset after the last] by partition.
+    `sequence` is the writer's own number of this commit. The answer's `already` is true if the writer had made this
+    commit or a later one before; then nothing was appended. Its `offsets` has [first offset, offset after the last]
+    by partition.
     """
 
     is_repeatable = True

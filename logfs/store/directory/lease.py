@@ -65,8 +65,9 @@ class LeasedLogDir(LogDir):
     """A log directory that another process has locked, opened for work on one leased partition.
 
     This object does not write the checkpoints and markers of the directory: `returned` has the partition's new
-    entries. Processes with the same lease, such as two attempts of a Spark task, work one after the other (`Turn`).
-    If a process ends without releasing its turn, the next process recovers the partition, as after a crash.
+    entries. Processes with the same lease, such as two attempts of a Spark task, work one after the other: each holds
+    an exclusive lock on the partition (`Turn`) while it works. If a process ends without releasing this lock, the
+    next process recovers the partition, as after a crash.
     """
 
     def __init__(self, disk: Disk, lease: Lease, failed: Callable[[LogDir], object]) -> None:
@@ -75,7 +76,7 @@ class LeasedLogDir(LogDir):
         self._closed_cleanly = False
 
     def open(self) -> None:
-        """Wait until no other process works on the leased partition, then take the turn. Raises `OSError`.
+        """Wait until no other process works on the leased partition, then lock it (`Turn`). Raises `OSError`.
 
         The attributes of this object, such as `recovery_points`, are set from the lease.
         """
@@ -110,5 +111,5 @@ class LeasedLogDir(LogDir):
         """Do nothing: only the holder of the lock writes the checkpoints, with the offsets from `returned`."""
 
     def mark_clean(self) -> None:
-        """Remember that the partition was closed cleanly: the lease that `returned` returns then has `clean`."""
+        """Note that the store has closed the partition cleanly; `returned` then returns a lease with `clean` true."""
         self._closed_cleanly = True

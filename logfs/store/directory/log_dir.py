@@ -324,7 +324,10 @@ class LogDir:
         self.cleaner_offsets = self._read(CLEANER_OFFSETS)
 
     def _read(self, name: str) -> dict[TopicPartition, int]:
-        """Return the offsets in a checkpoint file. As in Kafka, a damaged file counts as empty."""
+        """Return the offsets in a checkpoint file. As in Kafka, a damaged file counts as empty.
+
+        Unless the damaged file is the checkpoint of cleaner offsets, `clean` becomes False.
+        """
         path = self.path / name
         try:
             return checkpoint.parse_offsets(self.disk.read_file(path))

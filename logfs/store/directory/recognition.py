@@ -232,7 +232,10 @@ def _kind_of(path: Path) -> PathKind:
 
 
 def _proves_log_dir(path: Path, inside: list[str]) -> bool:
-    """Whether the names in a directory prove that it is a log directory. Empty directories in it prove nothing."""
+    """Whether the names `inside` the directory `path` prove that it is a log directory.
+
+    The name of a partition proves this only if its directory has files of a partition, or may not be read.
+    """
     if _is_marked(inside) and not _has_partition_files(inside):
         return True
     return any(_is_partition_name(name) and _is_partition(path / name) for name in inside)
@@ -276,7 +279,7 @@ def _all_empty(path: Path, directories: list[str]) -> bool:
 
 
 def _is_log_dir(path: Path) -> bool:
-    """Whether a directory is certainly a log directory (`_proves_log_dir`)."""
+    """Whether the content of a directory proves that it is a log directory; False if it cannot be listed."""
     try:
         return _proves_log_dir(path, os.listdir(path))
     except OSError:

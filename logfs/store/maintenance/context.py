@@ -31,7 +31,7 @@ class MaintenanceContext(NamedTuple):
 
 
 class Maintenance:
-    """The base of the classes that maintain a store: their parts of the store, and how they are stopped."""
+    """The base of the maintenance classes: holds the parts of the store that they use, and stops their work."""
 
     def __init__(self, context: MaintenanceContext) -> None:
         self._registry, self._checkpoints, self._commits, self._tiered, self._groups, _ = context

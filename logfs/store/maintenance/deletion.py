@@ -71,7 +71,8 @@ class Deletion(NamedTuple):
     def read(cls, disk: Disk, directory: Path) -> Deletion | None:
         """Return the content of `deletion.json` in a directory; None if the file is missing, damaged or a copy.
 
-        Raises `OSError`.
+        The file counts as a copy if the inode number in it is not its own, as after `cp -a` of the directory. Raises
+        `OSError`.
         """
         mark = read_mark(disk, directory / _MARK)
         if mark is None or mark.is_copy:
@@ -92,7 +93,10 @@ class Deletion(NamedTuple):
             return None
 
     def write(self, disk: Disk, directory: Path, *, is_finished: bool) -> None:
-        """Write `deletion.json` into a directory, durably. Raises `OSError`."""
+        """Write `deletion.json` into a directory, durably, with the argument `is_finished` in place of the field.
+
+        Raises `OSError`.
+        """
         told = {**self._asdict(), "settings": dict(self.settings), "is_finished": is_finished}
         write_mark(disk, directory / _MARK, told)
 
@@ -134,6 +138,7 @@ class Deleter(Maintenance):
     def delete(self, name: str, *, only_empty: bool = False) -> int | None:
         """Delete a partition, and return until when it can be restored (ms since the epoch), None if it cannot.
 
+        With `only_empty`, a partition that has records is not deleted, and `PartitionNotEmpty` is raised.
         `deletion.json` is written before the directory is renamed, so that a crash leaves the partition either
         undeleted or restorable. If the directory cannot be renamed, raises `OSError`, and the partition is not
         deleted. Also raises the errors of `Store.delete`.
@@ -181,11 +186,12 @@ class Deleter(Maintenance):
         return kept.due_ms if can_return else None
 
     def _rename(self, partition: Partition, home: LogDir, doomed: Path, *, is_closed: bool) -> None:
-        """Rename the directory of a partition to `doomed`. `is_closed` is the result of `Partition.close`.
+        """Rename the directory of a partition that is being deleted to `doomed`.
 
-        If the rename fails, the error is raised, and the next use of the partition loads it again. But if `is_closed`
-        is false, the partition takes no appends until the store is opened again; it can be deleted. The caller must
-        hold the registry's lock.
+        `is_closed` tells whether `Partition.close` has flushed and closed the files, so that the partition can be
+        loaded again without recovery. If the rename fails, the error is raised, and the next use of the partition
+        loads it again. But if `is_closed` is false, the partition takes no appends until the store is opened again;
+        it can be deleted. The caller must hold the registry's lock.
         """
         name, directory = partition.name, partition.directory
         try:
@@ -207,7 +213,10 @@ class Deleter(Maintenance):
             raise
 
     def _keep(self, kept: Deletion, partition: Partition) -> bool:
-        """Write `deletion.json`, and return True. If that fails, remove the file, and return False."""
+        """Write `kept` as `deletion.json` into the directory of a partition to delete; return whether this succeeded.
+
+        After an error, which is logged, a `deletion.json` that an earlier deletion may have left there is removed.
+        """
         try:
             kept.write(partition.disk, partition.directory, is_finished=False)
         except OSError as error:
@@ -286,9 +295,12 @@ class Deleter(Maintenance):
         return sorted(each.kept.partition for each in chosen)
 
     def _chosen(self, name: str) -> list[_Found]:
-        """Return the deleted partitions to restore for `name` (see `deleted`).
+        """Return the deleted partitions to restore for the name of a partition, a topic or a `-delete` directory.
 
-        If a partition was deleted several times, only the last deletion counts.
+        The name of a directory selects the partition in it. If a partition was deleted several times, only the last
+        deletion counts; of a topic, only the partitions with its last topic id. Raises `PartitionExists` if the
+        partition exists, or if the topic exists and none of its partitions can be restored, and `UnknownPartition` if
+        there is nothing to restore.
         """
         found, there = self._found(), self._registry.homes
         if named := [each for each in found if each.path.name == name]:
@@ -313,9 +325,10 @@ class Deleter(Maintenance):
         return [_newest([e for e in alike if e.kept.partition == one]) for one in partitions]
 
     def undelete(self, name: str) -> Log:
-        """Restore a deleted partition, and return it when it is durable. Raises the errors of `Store.undelete`.
+        """Restore a deleted partition, and return it when the restoration is durable.
 
-        The directory is renamed last, so that a crash leaves the partition either deleted or completely restored.
+        `name` is the name of the partition, or of its `-delete` directory. The directory is renamed last, so that a
+        crash leaves the partition either deleted or completely restored. Raises the errors of `Store.undelete`.
         """
         registry = self._registry
         first = self._find(name)
@@ -380,7 +393,7 @@ class Deleter(Maintenance):
         return chosen
 
     def _settings_of(self, found: _Found) -> Mapping[str, str]:
-        """Return the last settings of a deleted partition's topic: those at the topic's latest deletion."""
+        """Return the settings that a deleted partition's topic had at the last deletion of one of its partitions."""
         topic = names.parse_directory(found.kept.partition).topic
         alike = [each for each in self._of(topic, self._found()) if each.topic_id == found.topic_id]
         return _newest([found, *alike]).kept.settings

@@ -139,7 +139,7 @@ def _finish_or_undo(
 
 
 def _is_noted(log_dir: LogDir, copy: Path, named: Path) -> bool:
-    """Whether `copy` is the complete copy that a move has made; the directory `named` has the move's UUID."""
+    """Whether `copy` is a complete copy, made by the move whose UUID is in the name of the directory `named`."""
     try:
         note = log_dir.disk.read_file(copy / MOVED)
     except FileNotFoundError:
@@ -150,7 +150,11 @@ def _is_noted(log_dir: LogDir, copy: Path, named: Path) -> bool:
 def _remove_original(
     registry: PartitionRegistry, log_dir: LogDir, path: Path, home: LogDir, name: TopicPartition
 ) -> None:
-    """Schedule a `-stray` directory for removal if a move left it there; keep one that a broker has set aside."""
+    """Schedule a `-stray` directory for removal if a move left it there; keep one that a broker has set aside.
+
+    `path` is this directory, in the log directory `log_dir`. `name` is the partition that was in it, and `home` the
+    log directory where this partition is now. An error is logged, and the next opening of the store tries again.
+    """
     final = home.path / name.directory
     try:
         if _is_noted(home, final, path):

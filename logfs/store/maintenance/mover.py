@@ -172,7 +172,13 @@ class Mover(Maintenance):
             raise
 
     def _swap(self, partition: Partition, target: LogDir, copy: PartitionCopy) -> None:
-        """Replace the original by the copy, in the steps that docs/durability.md describes ("Moving a partition")."""
+        """Replace the original by the copy, in the steps that docs/durability.md describes ("Moving a partition").
+
+        The caller must hold `Compactor.running`, the registry's lock, and `flusher.lock` and `lock` of the partition.
+        Raises `MoveAborted` if the partition was deleted or a commit to it is not finished. After an error that
+        follows the rename of the original, raises `PartitionFailed`: the next opening of the store then finishes the
+        move.
+        """
         registry, name = self._registry, partition.name.directory
         if registry.partitions.get(name) is not partition:
             raise MoveAborted(f"{name}: not moved: it was deleted meanwhile")

@@ -94,10 +94,10 @@ class RemoteLogManager(Maintenance):
         return self._plan(partition, self._log_of(partition))
 
     def plan_of(self, partition: Log) -> CopyPlan:
-        """Return the segments of a partition that are not copied yet, without raising an error.
+        """Return the segments of a partition to copy now, without raising an error.
 
-        The result has no segments if the settings of the topic permit no copies, or if it is unknown which segments
-        were copied.
+        The result has no segments if the settings of the topic permit no copies, or if it cannot be found out which
+        segments were copied. `stays` then has the reason.
         """
         try:
             log = self._tiered.of(partition) if partition.config.copies_segments else None
@@ -196,7 +196,11 @@ class RemoteLogManager(Maintenance):
     def _copy_segment(
         self, partition: Partition, log: TieredLog, segment: Segment, spend: Callable[[int], None]
     ) -> None:
-        """Copy one segment: record the start, store the objects and read them back, then record the end."""
+        """Copy one segment: record the start, store the objects and read them back, then record the end.
+
+        `log` has the remote segments of the partition. `spend` is called before each read of the .log file and of a
+        stored object, with the number of bytes to read; it may wait, or raise an error to end the copy.
+        """
         from logfs.log.remote.segment_upload import upload
 
         broker = self._registry.settings.broker_config
@@ -232,8 +236,10 @@ class RemoteLogManager(Maintenance):
     def expire(self) -> None:
         """Delete the remote segments that no partition needs any more.
 
-        These are segments below the log start offset, segments of deleted partitions and of topics whose tiering was
-        switched off, and interrupted copies. An error for one segment is logged, and the others are still deleted.
+        These are segments below the log start offset, segments of deleted partitions, segments of topics whose
+        tiering was switched off with `remote.log.delete.on.disable`, and interrupted copies. Interrupted copies are
+        deleted at once, the other segments after `file.delete.delay.ms`. An error for one segment is logged, and the
+        others are still deleted.
         """
         with self._expiring:
             for partition in self._tiered.metadata.partitions():
@@ -273,11 +279,11 @@ class RemoteLogManager(Maintenance):
             metadata.end_deletion(remote)
 
     def _is_only_copy(self, partition: Partition | None, begun: RemoteSegment) -> bool:
-        """Whether a remote segment has the only copy of its records, although its copy is not recorded as finished.
+        """Whether `begun`, whose copy is not recorded as finished, is the only copy of its records.
 
-        A local segment is dropped only after its copy is finished. So if the records are no longer in a local
-        segment, the copy was finished, but damage in the metadata topic has destroyed the record of this. In this
-        case an error is logged.
+        `begun` is a remote segment. `partition` is its partition, None if the partition was deleted. A local segment
+        is dropped only after its copy is finished. So if the records are no longer in a local segment, the copy was
+        finished, but damage in the metadata topic has destroyed the record of this. In this case an error is logged.
         """
         if partition is None or begun.end_offset < partition.log_start_offset:
             return False
@@ -298,7 +304,10 @@ class RemoteLogManager(Maintenance):
         return True
 
     def _live(self, remote: RemotePartition, name: str) -> Partition | None:
-        """Return the partition that `remote` names; None if it was deleted, is not loaded, or has failed."""
+        """Return the loaded partition `name` if it is the one that `remote` identifies by its topic id.
+
+        Return None if that partition was deleted, is not loaded, or has failed.
+        """
         partition = self._registry.written().get(name)
         if partition is None or partition.failure is not None:
             return None
@@ -342,7 +351,11 @@ class RemoteLogManager(Maintenance):
         return self._registry.clock() < segment.event_timestamp + delay
 
     def _delete(self, name: str, segments: Sequence[RemoteSegment]) -> None:
-        """Delete the objects of remote segments, if this store owns the bucket. Errors are logged; see `run_due`."""
+        """Delete the objects of remote segments of the partition `name`, if this store owns the bucket.
+
+        The deletion of each segment is recorded, but not flushed. Errors are logged, and a later `expire` tries
+        again.
+        """
         from logfs.log.remote.segment_upload import delete_copy
 
         try:
@@ -459,9 +472,10 @@ def _describe(
     content: SegmentContent,
     now_ms: int,
 ) -> RemoteSegment:
-    """Return a metadata record of a copy of `segment` that starts now.
+    """Return the metadata record for a copy of `segment`, with its start time `now_ms` (ms since the epoch).
 
-    Raises `RemoteStorageError` if the segment has no leader epoch.
+    `remote` identifies the partition, and `segment_id` is the id of the new remote segment. Raises
+    `RemoteStorageError` if the segment has no leader epoch.
     """
     end = segment.next_offset
     entries = partition.epochs.entries

@@ -196,7 +196,9 @@ def _why_it_stays(
 ) -> str:
     """Return why retention keeps the oldest segment, as a text for users; "" if there are no segments.
 
-    Only segments that end at or below `copied_end` may be deleted by size or age.
+    `segments` are the segments that retention keeps. `config` is None if the topic's settings are unknown. `unread`
+    is the lowest offset that a group of `logfs.retention.groups` has not read, None if there is no such group. Only
+    segments that end at or below `copied_end` may be deleted by size or age.
     """
     if not segments:
         return ""

@@ -166,7 +166,7 @@ def throttle(
     """Return a function that limits the rate of reads and writes to `bytes_per_second`.
 
     The function must be called with the size of each read or write (bytes). If the rate is too high, the function
-    calls `wait` with a number of seconds. `clock` returns the time in seconds.
+    calls `wait` with the number of seconds to pause. `clock` returns the time in seconds.
     """
     paid_until = clock()
 

@@ -197,9 +197,10 @@ _HELP_BY_NAME = {
 
 
 def metrics(store: Store, more: Iterable[Family] = (), *, as_openmetrics: bool = False) -> bytes:
-    """Return the metrics of a store, followed by `more`, in the format of `render`.
+    """Return the metrics of a store, those in `more`, and those of this process, as Prometheus text.
 
-    Raises `WouldBlock` in a thread that must not wait for the disk.
+    With `as_openmetrics`, the text has the format of OpenMetrics 1.0. Raises `WouldBlock` in a thread that must not
+    wait for the disk.
     """
     store.disk.check_may_block()
     return render(

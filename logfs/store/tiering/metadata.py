@@ -116,7 +116,10 @@ class RemoteLogMetadata:
             log.flush()
 
     def update(self, *segments: RemoteSegment, state: SegmentState, durable: bool = True) -> None:
-        """Append records that set the state of `segments`, which must belong to one partition (see `add`)."""
+        """Append records that set the state of `segments`, which must belong to one partition: all or none.
+
+        With `durable`, return only when the records are durable. Raises the errors of `add`.
+        """
         if segments:
             self.add(*self._updates(segments, state), durable=durable)
 

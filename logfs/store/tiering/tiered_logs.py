@@ -78,9 +78,9 @@ class TieredLog:
     def segments_between(self, log_start_offset: int, offset: int) -> list[Segment]:
         """Return the remote segments that begin before `offset` and end at or after `log_start_offset`.
 
-        If the log's first offset is known (the attribute `begin` is not None), a `MissingSegment` fills each range up
-        to `offset` that no remote segment has. For example, if `begin` is 0, `offset` is 30, and the remote segments
-        have [0, 10) and [20, 30), a `MissingSegment` fills [10, 20).
+        If the log's first offset is known (the attribute `begin` is not None), each range up to `offset` that no
+        remote segment has is filled by a `MissingSegment`, whose reads raise an error. For example, if `begin` is 0,
+        `offset` is 30, and the remote segments have [0, 10) and [20, 30), a `MissingSegment` fills [10, 20).
         """
         found: list[Segment] = []
         end = None if self.begin is None else max(self.begin, log_start_offset)
@@ -278,7 +278,11 @@ class TieredLogs:
         self.metadata.update(*gone, state=SegmentState.DELETE_SEGMENT_STARTED)
 
     def forget_partition(self, topic_id: uuid.UUID | None, directory: str) -> None:
-        """Record durably that the remote segments of a deleted partition are to be deleted, if it has any."""
+        """Record durably that the remote segments of a deleted partition are to be deleted, if it has any.
+
+        `directory` is the name of the partition. `topic_id` is the id that its topic had, None if it had no id;
+        nothing is recorded then.
+        """
         # If the metadata topic has no partition, there are no remote segments.
         if topic_id is not None and self._registry.partitions_of(TOPIC):
             topic, _, number = directory.rpartition("-")
