@@ -14,6 +14,7 @@ from logfs.api.records import ConsumerRecord
 from logfs.errors import InvalidName, NotWritable, StoreLocked, UnknownPartition
 from logfs.format.base import names
 from logfs.log.read.read_committed import isolation_level
+from logfs.log.segment.batch_iterator import DamagedRange
 from logfs.store.admin import client
 from logfs.store.admin.requests import CommitOffsets
 from logfs.store.group_members import GroupMember, Place
@@ -83,6 +84,8 @@ class Consumer:
         self.group = group
         self._store = store
         self._names = [topics] if isinstance(topics, str) else [*topics]
+        if not self._names:
+            raise InvalidName("topics is empty; give the name of a topic or a partition")
         self._begin = begin
         self._timeout = checked_timeout(timeout)
         self._isolation = isolation
@@ -131,7 +134,8 @@ class Consumer:
 
         A commit includes only consumed records. Raises `StopIteration` if no record comes within the timeout, but not
         while another member has yet to release a partition to this member. Raises `ValueError` if the consumer is
-        closed, `UnknownPartition` if a topic no longer exists, and `DamagedRange` at damage.
+        closed, `UnknownPartition` if a topic no longer exists, and `DamagedRange` once for each damaged range: the
+        next call goes on after it.
         """
         since = time.monotonic()
         while True:
@@ -296,7 +300,16 @@ class Consumer:
                     self.group,
                 )
                 self._member.advance(name, start)
-            if not add_chunk(self._read, partition, reader, start, ConsumerRecord.of_partition):
+            try:
+                is_read = add_chunk(
+                    self._read, partition, reader, start, ConsumerRecord.of_partition
+                )
+            except DamagedRange as error:
+                # A consumer cannot seek: the next call goes on after the damaged range.
+                self._member.advance(name, error.next_offset)
+                self._reached[name].advance(reader.log, error.next_offset)
+                raise
+            if not is_read:
                 self._unread = name
                 break
             if self._read and self._read[-1][0] == name:

@@ -124,6 +124,7 @@ class Topic:
         """
         if begin not in ("earliest", "latest"):
             raise InvalidName(f"begin {begin!r}: give 'earliest' or 'latest'")
+        isolation_level(isolation)
         offsets = {
             each.name: each._reader(isolation).log_end_offset
             if begin == "latest"

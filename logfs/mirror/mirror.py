@@ -200,12 +200,14 @@ class Mirror:
 
     def progress(self) -> MirrorProgress:
         """Return the bytes fetched, the lag, the number of partitions, and the present problems."""
-        mirrors = list(self._partitions.values())
+        with self._lock:
+            mirrors = list(self._partitions.values())
+            fetched = self._past_bytes + sum(each.fetched_bytes for each in mirrors)
         problems = self._problems | self._unopened
         problems |= {f"broker {n}": f.problem for n, f in list(self._fetchers.items()) if f.problem}
         problems |= {each.name: each.problem for each in mirrors if each.problem}
         return MirrorProgress(
-            self._past_bytes + sum(each.fetched_bytes for each in mirrors),
+            fetched,
             sum(each.lag for each in mirrors),
             len(mirrors),
             problems,

@@ -41,10 +41,10 @@ class MountedMirror:
         self._store = store
         self._options = options
         self._stopped = threading.Event()
-        self._mirror: Mirror | None = None
         self._problem = ""
-        # How many bytes of batches earlier `Mirror` objects of this mount have appended.
-        self._fetched_bytes = 0
+        # The running `Mirror`, and how many bytes of batches the earlier ones have appended. Replaced as a whole,
+        # because other threads read it (`families`).
+        self._running: tuple[Mirror | None, int] = None, 0
 
     def stop(self) -> None:
         """Make `run` return soon."""
@@ -62,7 +62,8 @@ class MountedMirror:
             try:
                 servers, topics, connection = self._options
                 with Mirror(self._store, servers, topics, {**_BOOTSTRAP, **connection}) as mirror:
-                    self._mirror, self._problem, pause = mirror, "", _FIRST_PAUSE_SECONDS
+                    self._running = mirror, self._running[1]
+                    self._problem, pause = "", _FIRST_PAUSE_SECONDS
                     mirror.run(lambda _: None, self._stopped.is_set)
             except (LogfsError, OSError) as error:
                 if self._problem != str(error):
@@ -77,16 +78,16 @@ class MountedMirror:
                 )
                 self._problem = repr(error)
             finally:
-                if self._mirror is not None:
-                    self._fetched_bytes += self._mirror.progress().fetched_bytes
-                    self._mirror = None
+                last, fetched = self._running
+                if last is not None:
+                    self._running = None, fetched + last.progress().fetched_bytes
             self._stopped.wait(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     def families(self) -> Iterator[Family]:
         """Yield the metrics of the mirror: its lags, the bytes that it has appended, and its current problems."""
-        mirror = self._mirror
-        fetched, problems = self._fetched_bytes, int(bool(self._problem))
+        mirror, fetched = self._running
+        problems = int(bool(self._problem))
         lags: Mapping[str, int] = {}
         if mirror is not None:
             progress = mirror.progress()

@@ -69,7 +69,7 @@ class _Schemas(Replay):
             if key["keytype"] != "SCHEMA":
                 return
             number, subject, version, entry = _parse(value)
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, AttributeError):
             return
         self.by_id.setdefault(number, {})[entry.context] = entry
         self.by_version[entry.context, subject, version] = entry

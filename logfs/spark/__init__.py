@@ -143,13 +143,15 @@ def session(
 
     from logfs.spark.workers import WORKER_DAEMON
 
+    settings = settings or {}
+    master = settings.get("spark.master", master)
     if (master or "local").startswith("local"):
         # By default, Spark's workers run the first python3 on the PATH, which may not have logfs installed.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(name)
     if master is not None:
         builder = builder.master(master)
-    settings = {**_SETTINGS, **_STATIC_SETTINGS, **(settings or {})}
+    settings = {**_SETTINGS, **_STATIC_SETTINGS, **settings}
     if _is_local(master):
         # This daemon is a module of logfs, so logfs must be installed when the daemon starts. On other machines,
         # logfs may arrive later, with the job, so Spark's own daemon is kept there.

@@ -136,17 +136,17 @@ class Settings:
     def changing(self, topic: str, changes: Mapping[str, str | None]) -> Iterator[None]:
         """Change settings of a topic for the work in this context, and undo the change if that work fails.
 
-        `changes` has texts by setting name; None or a blank text removes an override. The work fails if it raises a
-        `LogfsError` or `OSError`. Raises the errors of `change_topic` before the work. If another thread changes the
-        topic meanwhile, nothing is undone. If the former settings cannot be written back, an error is logged, and the
-        work's error is raised.
+        `changes` has texts by setting name; None or a blank text removes an override. The work fails if it raises any
+        exception, also `KeyboardInterrupt`. Raises the errors of `change_topic` before the work. If another thread
+        changes the topic meanwhile, nothing is undone. If the former settings cannot be written back, an error is
+        logged, and the work's error is raised.
         """
         before = self.topic_overrides(topic)
         self.change_topic(topic, changes)
         after = self.topic_overrides(topic)
         try:
             yield
-        except (LogfsError, OSError):
+        except BaseException:
             if after is not before:
                 self._undo(topic, before, after)
             raise

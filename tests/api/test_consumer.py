@@ -96,6 +96,11 @@ def test_wrong_arguments(store: logfs.Store) -> None:
     """Unknown topics, empty names and strange beginnings are refused at once, and leave no member behind."""
     with pytest.raises(logfs.UnknownPartition, match="nothing"):
         store.consumer(["orders", "nothing"], group="g")
+    with pytest.raises(logfs.InvalidName, match="topics"):
+        store.consumer([], group="g")
+    for begin in ("earliest", "latest"):
+        with pytest.raises(logfs.InvalidSetting, match="isolation"):
+            store.topic("orders").follow(begin=begin, isolation="no")
     with pytest.raises(logfs.InvalidName, match="group"):
         store.consumer("orders", group="")
     with pytest.raises(logfs.InvalidName, match="begin"):
@@ -456,6 +461,33 @@ def test_a_partition_that_cannot_be_read_is_told_beside_busy_ones(
             with pytest.raises(logfs.DamagedRange):
                 read(records)
     flip(damaged, 70)
+
+
+def test_a_consumer_goes_on_after_damage(log_dir: Path) -> None:
+    """A damaged range raises one error. The next call returns the records after it, and a commit passes it."""
+    with logfs.open(log_dir, create=True) as store:
+        partition = store.create_topic("orders", 1).partitions[0]
+        for n in range(6):
+            partition.append(f"{n}")
+        damaged = log_dir / "orders-0" / f"{0:020}.log"
+        size = damaged.stat().st_size // 6
+        flip(damaged, 2 * size - 1)
+        flip(damaged, 3 * size - 1)
+        flip(damaged, 5 * size - 1)
+        values: list[bytes | None] = []
+        errors: list[tuple[int, int]] = []
+        with store.consumer("orders", group="g", timeout=0, auto_commit=False) as consumer:
+            for _ in range(3):
+                try:
+                    values.extend(record.value for record in consumer)
+                except logfs.DamagedRange as error:
+                    errors.append((error.first_offset, error.next_offset))
+            consumer.commit()
+        assert values == [b"0", b"3", b"5"]
+        assert errors == [(1, 3), (4, 5)]
+        assert store.groups["g"]["orders-0"] == 6
+        for n in (2, 3, 5):
+            flip(damaged, n * size - 1)
 
 
 def test_a_consumer_of_many_partitions(store: logfs.Store) -> None:

@@ -101,6 +101,17 @@ def test_the_topic_of_schemas_is_replaced_and_grows_past_its_end(
     assert_clean(tmp_path)
 
 
+@pytest.mark.parametrize("value", [b"null", b"[]", b'"text"', b"{", b"{}", b'{"subject":1}', b""])
+def test_records_that_are_no_schemas_are_passed_over(tmp_path: Path, value: bytes) -> None:
+    """A record of `_schemas` that no registry would write keeps no other schema from being found."""
+    with Store(tmp_path) as store:
+        store.create("_schemas-0").append([Record(value, b'{"keytype":"SCHEMA"}')])
+        append_schemas(store)
+    schemas = open_schemas(str(tmp_path))
+    assert schemas.find(1) is not None
+    schemas.close()
+
+
 INT, STRING = '"int"', '"string"'
 
 

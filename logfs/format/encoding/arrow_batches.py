@@ -179,9 +179,16 @@ def binary_array(field: GatheredField, kind: pa.DataType | None = None) -> pa.Ar
 
 
 def _repeated(texts: Sequence[bytes], counts: Sequence[int]) -> pa.Array:
-    """Return an Arrow array of strings in which texts[i] is repeated counts[i] times."""
-    offsets = np.zeros(sum(counts) + 1, np.int32)
-    np.cumsum(np.repeat(np.array([*map(len, texts)], np.int32), counts), out=offsets[1:])
+    """Return an Arrow array of strings in which texts[i] is repeated counts[i] times.
+
+    Raises `ValueError` if the strings have 2 GiB or more in total.
+    """
+    from logfs.format.encoding.arrow_layout import check_fits
+
+    lengths = np.repeat(np.array([*map(len, texts)], np.int64), counts)
+    check_fits(int(lengths.sum()))
+    offsets = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
     data = b"".join(text * count for text, count in zip(texts, counts, strict=True))
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
     return pa.Array.from_buffers(pa.string(), sum(counts), buffers)

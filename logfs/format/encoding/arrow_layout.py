@@ -37,6 +37,14 @@ class GatheredField(NamedTuple):
     nulls: int
 
 
+def check_fits(total_bytes: int) -> None:
+    """Raise `ValueError` if the values of one column have 2 GiB or more in total."""
+    if total_bytes > _MOST_BYTES:
+        raise ValueError(
+            f"{total_bytes} bytes do not fit in one column, whose offsets are int32; read fewer records at a time"
+        )
+
+
 @kernel
 def _gather(
     data: NDArray[np.uint8],
@@ -75,10 +83,7 @@ def gather(
     Raises `ValueError` if the values have 2 GiB or more in total.
     """
     total = int(np.maximum(lengths, 0).sum(dtype=np.int64))
-    if total > _MOST_BYTES:
-        raise ValueError(
-            f"{total} bytes do not fit in one column, whose offsets are int32; read fewer records at a time"
-        )
+    check_fits(total)
     offsets = np.empty(len(starts) + 1, np.int32)
     out = np.empty(total, np.uint8)
     validity = np.zeros((len(starts) + 7) // 8, np.uint8)

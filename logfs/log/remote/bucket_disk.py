@@ -17,6 +17,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import logging
+import math
 import os
 import stat
 import time
@@ -86,7 +87,7 @@ class _Listing(Generic[T]):
         self._lock = make_lock(Level.LISTING)
         # The last listing, None before the first.
         self.found: T | None = None
-        self._when = 0.0
+        self._when = -math.inf
         # When a listing last differed from the one before it (ns since the epoch).
         self.changed_ns = 0
 
@@ -112,7 +113,7 @@ class _Listing(Generic[T]):
     def doubt(self) -> None:
         """Note that the listing may be outdated: the next use lists again if the listing is over 1 s old."""
         if time.monotonic() - self._when > _DOUBT_SECONDS:
-            self._when = 0.0
+            self._when = -math.inf
 
     def _is_old(self) -> bool:
         return time.monotonic() - self._when > _LISTING_SECONDS

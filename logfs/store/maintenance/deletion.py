@@ -222,7 +222,8 @@ class Deleter(Maintenance):
         except OSError as error:
             logger.warning("%s: is deleted, and cannot be brought back: %s", kept.partition, error)
             # Remove a file that a crash may have left from an earlier deletion: its content is outdated.
-            partition.disk.unlink(partition.directory / _MARK)
+            with suppress(OSError):
+                partition.disk.unlink(partition.directory / _MARK)
             return False
         return True
 
