@@ -141,7 +141,7 @@ _HOMES = {
 
 
 class _LazyModule(types.ModuleType):
-    """The class of the module object `logfs`, which imports the submodule of a public name when the name is used.
+    """The class of the module `logfs`. When a public name is used, it imports the module that defines the name.
 
     `__getattr__` is a method of this class, not a function of the module. Otherwise `help(logfs)` would list the
     function, and type checkers would accept any attribute of `logfs`.

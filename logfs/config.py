@@ -6,6 +6,9 @@ A topic-level setting takes its value from the first of these that is set (kafka
 2. the broker-level synonyms of the setting, in their order
 3. the default
 
+The canonical text of a value has no unit: a number is in decimal digits, a boolean is `true` or `false`, and the
+items of a list are joined by commas.
+
 This module does not access the disk: `logfs.store.settings` stores the overrides.
 """
 
@@ -153,7 +156,10 @@ def _check_together(values: Mapping[str, Any]) -> None:
 
 
 def _default(name: str) -> Any:
-    """Return the parsed default of the setting `name`, with a frozenset in place of a list."""
+    """Return the default of the setting `name` as the value of an attribute of `LogConfig` or `BrokerConfig`.
+
+    If the setting is a list, the value is a frozenset.
+    """
     setting = TOPIC_SETTINGS.get(name) or BROKER_SETTINGS[name]
     assert setting.default is not None, name
     return _attribute(setting.parse(setting.default))

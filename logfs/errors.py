@@ -140,9 +140,13 @@ class NotWritable(LogfsError):
 class PartitionFailed(LogfsError):
     """The partition takes no more writes until it is reopened: a write or fsync failed, or the store is closed.
 
-    Also raised if the partition is offline, if it could not be loaded before the store was closed, or if its move to
-    another log directory or the copy of its segments to an object store was not completed. A failed fsync is not
-    tried again: the kernel may have dropped the dirty pages, and a second fsync would report success for lost data.
+    The same holds after a failed move to another log directory, and after a failed deletion. Also raised if the
+    partition is offline, or if it could not be loaded before the store was closed. The copy of a segment to an object
+    store raises it if the segment leaves the log or the store is closed before the copy ends; the partition itself
+    has not failed then.
+
+    A failed fsync is not tried again: the kernel may have dropped the dirty pages, and a second fsync would report
+    success for lost data.
     """
 
 

@@ -32,8 +32,9 @@ def add_chunk(
 ) -> bool:
     """Read up to 1000 offsets of a partition, from `start` on, and append an entry for each record to `entries`.
 
-    An entry is (partition name, offset after the record, item); `make` converts the record to the item. A last entry,
-    whose item is None, has the offset at which the next read starts. At the log end, no entry is added.
+    An entry is (partition name, offset after the record, item). `make(partition, record)` returns the item. `reader`
+    must be a reader of `partition`. The entries of the records are followed by one whose item is None: its offset is
+    the one at which the next read starts. If `start` is at or above the log end, nothing is appended.
 
     Returns True if the read succeeds. If it fails and `entries` is empty, raises the error: `OffsetOutOfRange`,
     `DamagedRange` or another `LogfsError`. If it fails and `entries` is not empty, returns False. The caller must

@@ -46,14 +46,14 @@ class Consumer:
     With `auto_commit`, `next` commits, at most once a second, the records that earlier calls returned. `close` and
     the end of a `with` block commit all returned records. If an error ends the block, there is no commit at its end.
     Without `auto_commit`, only `commit` commits. A commit is durable when it returns. If the store is open read-only,
-    the mount of the log directories executes the commit; without a mount, the directories are opened for writing
-    during the commit. While another process holds the log directories, `next` postpones its commits, and `commit` and
-    a `close` that commits raise `StoreLocked`.
+    the process that has mounted the log directories does the commit; without a mount, the directories are opened for
+    writing during the commit. While another process holds the lock of the log directories, `next` postpones its
+    commits, and `commit` and a `close` that commits raise `StoreLocked`.
 
-    If a partition was truncated below what this member has read, a warning is logged. The member goes on where the
-    new records begin, if this process has truncated the log, or if these records have a new leader epoch. Otherwise
-    it goes on at the offset that it has reached, or at the log end if that is lower; it leaves out new records below
-    this offset.
+    If a partition was truncated below the offset that this member has reached, a warning is logged. If this process
+    has truncated the log, or if the new records have a new leader epoch, the member continues where the new records
+    begin. Otherwise this place is unknown. The member then continues at the offset that it has reached, or at the log
+    end if that is lower. It does not return new records below this offset.
 
     Only one thread may use a consumer. It is a context manager; `close` leaves the group.
     """
@@ -207,8 +207,8 @@ class Consumer:
     def _join_if_due(self) -> None:
         """Release the partitions now assigned to other members, and start to read those assigned to this member.
 
-        A partition that was deleted and created again is started as a new one. After a call that has done this, calls
-        do nothing for 0.1 seconds, or for ten times the duration of that call if this is longer.
+        If a partition was deleted and created again, this member first releases the old one. The method does nothing
+        if the last call that did this ended less than 0.1 seconds ago, or less than ten times its duration ago.
         """
         now = time.monotonic()
         if now < self._join_at:
@@ -241,7 +241,11 @@ class Consumer:
         return self._is_same(name) and self._reached[name].is_kept(log, offset)
 
     def _place(self, name: str) -> Place:
-        """Return where to begin in a partition: at the committed offset or, if there is none, as `begin` says."""
+        """Return the offset at which this member begins to read a partition, and the committed offset (-1 if none).
+
+        The member begins at the committed offset. If there is none, it begins at the `begin` that was passed to
+        `Store.consumer`. An offset beyond the log end is replaced by the log end.
+        """
         log, begin = self._store._log(name), self._begin
         self._ids[name] = PartitionIdentity(log)
         start, end = log.log_start_offset, log.log_end_offset
@@ -270,9 +274,10 @@ class Consumer:
         self._read = deque(each for each in self._read if each[0] != name)
 
     def _fetch(self) -> bool:
-        """Read a chunk of each partition with new records, and append its entries to `_read`.
+        """Read up to 1000 offsets of each partition, and append the records to the queue `_read`.
 
-        `_read` is the queue from which `next` returns records. Returns whether it has entries now.
+        `next` takes records from this queue. Returns whether the queue has entries now. If a partition cannot be
+        read, and `_read` is empty, this raises the error. If `_read` has entries, the next call raises it.
         """
         # If this partition fails again, its error is raised, and the next call reads the others.
         first, self._unread = self._unread, ""
@@ -319,8 +324,10 @@ class Consumer:
     def _go_back(self, name: str, place: Place, log: Log) -> Place:
         """Return the place at which to go on in a partition, after a check for a truncation.
 
-        `place` is the present place of this member. If `log`, the partition's log, was truncated below it, log a
-        warning, and change the place as the class describes.
+        `place` has the next offset to read, and `log` is the partition's log. If no truncation of `log` below this
+        offset is noticed, `place` is returned unchanged. Otherwise a warning is logged. The returned place then has
+        the offset at which the new records begin if that is known, else the lower of the log end and the offset in
+        `place`.
         """
         cut = self._reached[name].truncation_below(log, place.taken)
         if cut is None:

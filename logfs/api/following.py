@@ -127,10 +127,11 @@ class Following(Generic[R]):
         return bool(taken)
 
     def _take(self) -> list[Entry[R]]:
-        """Read a chunk of each partition that has new records, and return one list with the entries of all chunks.
+        """Read up to 1000 offsets of each partition, and return an `Entry` for each record that was read.
 
-        If a partition cannot be read, this raises the error only if no entry was read before it. Otherwise the next
-        call raises the error.
+        After the records of a partition, an entry without a record has the offset of the next read. If a partition
+        cannot be read, the partitions after it are not read. The error is raised if no entry was read before it;
+        otherwise the entries are returned, and the next call raises the error.
         """
         taken: list[Entry[R]] = []
         # If this partition fails again, its error is raised, and the next call reads the others.
@@ -156,7 +157,8 @@ class Following(Generic[R]):
     def _check(self, name: str, reader: Reader, start: int) -> None:
         """Raise `OffsetOutOfRange` if `start` is outside of the log, or if the log was truncated below `start`.
 
-        `start` is the next offset to read in the partition `name`. Later calls raise the same error until `seek`.
+        `start` is the next offset to read in the partition `name`. After an error, each later call for the partition
+        raises the same error, until `seek` is called for it.
         """
         if name not in self._left:
             try:
@@ -174,7 +176,11 @@ class Following(Generic[R]):
         raise self._left[name]
 
     def _start(self, name: str, reader: Reader) -> int:
-        """Return the next offset to read in the partition `name`: the log start if the partition is new."""
+        """Return the next offset to read in the partition `name`, whose present log `reader` reads.
+
+        If the partition was deleted and created again, this is the log start. The same holds for a partition for
+        which `offsets` has no offset yet.
+        """
         if name not in self._ids or not self._ids[name].is_of(reader.log):
             if name in self._ids:
                 # The partition was deleted and created again.

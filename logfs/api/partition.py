@@ -208,7 +208,8 @@ class Partition:
     ) -> PartitionColumns:
         """Return the records in [offset, end) as numpy arrays, by default all of them. Raises the errors of `read`.
 
-        The result can be handed to pyarrow, pandas, polars and DuckDB; see `PartitionColumns`.
+        `to_arrow`, `to_pandas` and `to_polars` of the result convert it to a table. Libraries that read Arrow's C
+        stream interface, such as polars and DuckDB, also accept the result itself.
         """
         columns = self._reader(isolation).columns(offset, end)
         return PartitionColumns.of(self.topic, self.partition, columns)
@@ -223,8 +224,11 @@ class Partition:
         """Return an iterator over the records from an offset on, including records that are appended later.
 
         Without `offset` the iterator begins at the log end. It ends when no record has come for `timeout` seconds;
-        without a `timeout` it never ends. It works with `for` and, under asyncio, with `async for`. See `Following`
-        for the errors.
+        without a `timeout` it never ends. It works with `for` and, under asyncio, with `async for`.
+
+        The iteration raises `StoreClosed` if another thread closes the store, `OffsetOutOfRange` if the next records
+        have left the log, and `DamagedRange` at damage. After the last two, `seek` of the iterator sets the offset at
+        which to continue.
         """
         first = self._reader(isolation).log_end_offset if offset is None else offset
         return Following(
@@ -239,7 +243,11 @@ class Partition:
     # Changing.
 
     def delete_records(self, offset: int) -> int:
-        """Make the records below `offset` unreadable for ever, and return the new log start. -1 means the log end."""
+        """Make the records below `offset` unreadable for ever, and return the new log start offset.
+
+        An `offset` of -1 stands for the log end. Raises `OffsetOutOfRange` for an offset above the log end or below
+        -1, `InvalidSetting` if the topic's `cleanup.policy` has no `delete`, and `NotWritable`.
+        """
         return self._store._for_writing(self.name).delete_records(self.name, offset)
 
     def truncate(self, offset: int) -> None:

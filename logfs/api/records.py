@@ -20,9 +20,11 @@ def as_record(
     headers: Headers,
     timestamp: int | datetime | None,
 ) -> Record:
-    """Return the record that the arguments of `append` describe.
+    """Return a record with the given fields, or `value` itself if it is a `Record`.
 
-    Raises `TypeError` if `value` is a list or a tuple, or if it is a `Record` and another argument is given, too.
+    The fields are neither checked nor converted; `as_records`, which every append calls, does that. `key` None is a
+    null key, and `timestamp` None stands for the time of the append. Raises `TypeError` if `value` is a list or a
+    tuple, or if it is a `Record` and another argument is given, too.
     """
     if isinstance(value, Record):
         if key is not None or headers or timestamp is not None:

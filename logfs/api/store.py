@@ -46,7 +46,7 @@ def open(
     the same time, and each call sees what that program has written. A bucket, such as `s3://bucket/prefix`, can be
     opened only with "r". With "r+" the store can be changed, and no other process can write to it. Partitions that
     were not closed cleanly are recovered. During recovery, `progress` is called with (partition, bytes read, bytes to
-    read). Several threads may call it at the same time.
+    read), perhaps by several threads at the same time.
 
     With "r+", an empty directory becomes a new store; with `create`, a missing directory does, too. With `upkeep`, a
     thread calls `Store.upkeep` every second. Without it, the program should call `Store.upkeep` regularly.
@@ -156,8 +156,8 @@ class Store(Mapping[str, Partition]):
         """Mark this store as closed, and return its engine, which the caller must close.
 
         The engine is the `Store` of `logfs.store.store`. Returns None if this store was closed before. Tells the
-        upkeep thread to end, even in the middle of a round. With `wait`, waits until the thread has ended. If Ctrl-C
-        interrupts this call, it unlocks the log directories without a flush.
+        upkeep thread to end, and running compactions, moves and copies to end early. With `wait`, waits until the
+        thread has ended. If Ctrl-C interrupts this method, the method unlocks the log directories without a flush.
         """
         engine, self._opened = self._opened, None
         try:
@@ -274,7 +274,7 @@ class Store(Mapping[str, Partition]):
         )
 
     def transaction(self, transactional_id: str) -> Transaction:
-        """Begin a transaction over several partitions (see `Transaction`); an open one with the same id is aborted.
+        """Begin a transaction over several partitions, and return it. An open one with the same id is aborted.
 
         Raises `NotWritable` if the store is read-only, `InvalidName` for an empty or too long id, and `OSError`.
         """

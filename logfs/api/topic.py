@@ -120,7 +120,9 @@ class Topic:
         With `begin="earliest"` the iterator begins with the first records in the logs. Partitions that are created
         later are read from their start. The records of a partition keep their order. The iterator ends when no record
         has come for `timeout` seconds; without a `timeout` it never ends. It works with `for` and, under asyncio,
-        with `async for`. See `Following` for the errors.
+        with `async for`. It raises `OffsetOutOfRange` if retention has deleted the next records, or if the log was
+        truncated below the offset that was reached, and `DamagedRange` at damage. After these errors, call
+        `Following.seek` with the offset at which to continue.
         """
         if begin not in ("earliest", "latest"):
             raise InvalidName(f"begin {begin!r}: give 'earliest' or 'latest'")

@@ -102,8 +102,8 @@ _SECRET = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+:[/\\]+)(\S*[@?#%]\S*|\S*;\S+)")
 def without_secrets(message: str) -> str:
     """Return a message without the passwords of URLs: http://user:secret@host becomes http://***.
 
-    `***` replaces all of a URL after its scheme if a password may be there: if that part has `@`, `?`, `#` or `%`,
-    or a `;` that is not its last character.
+    If the part of a URL after the scheme has `@`, `?`, `#` or `%`, or a `;` that is not its last character, a
+    password may be in it. `***` then replaces this whole part.
     """
     return _SECRET.sub(r"\1***", message)
 
@@ -210,8 +210,9 @@ def _choose(
     """Run the command that the first word names, and return the exit code.
 
     `commands` maps the names of the commands to one-line descriptions, and `package` is the package with their
-    modules. The help shows `prog` (the program, with a command before a subcommand) and `description`. The module of
-    a command with subcommands, such as `spark`, has `COMMANDS`; the second word names the subcommand.
+    modules. `words` are the arguments after `prog`: "logfs" or, for a subcommand, "logfs spark". The help shows
+    `prog` and `description`. If the module of a command has `COMMANDS`, as that of `spark` has, the second word names
+    the subcommand. For an unknown command, prints an error and exits with code 2.
     """
     if words and words[0] in commands:
         name, text = words[0], _sentence(commands[words[0]])
@@ -281,9 +282,9 @@ def _module_of(package: str, command: str) -> str:
 
 
 def _joined(words: Sequence[str]) -> list[str]:
-    """Return the words of a command line, with each pair `-o -3..` joined to `-o-3..`, and `--offset` likewise.
+    """Return the words of a command line, with `-o -3..` joined to `-o-3..`, and `--offset -3..` to `--offset=-3..`.
 
-    argparse would read a word such as `-3..` as an option. `--offset -3..` becomes `--offset=-3..`.
+    argparse would take a range of offsets that begins with `-`, such as `-3..`, for an option.
     """
     joined: list[str] = []
     for word in words:

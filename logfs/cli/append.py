@@ -176,10 +176,11 @@ def _append(
 
 
 def _read(file: BufferedReader, appender: Appender, lines: KeyedLines | None) -> bytes:
-    """Return the next bytes of `file`, b"" at the end of the file.
+    """Return the next bytes of `file`, b"" at the end of the file. During a pause of the input, append a kept record.
 
-    With `--start`, `lines` keeps a record until the first line of the next record arrives. If `file` has no input for
-    a second after a complete line, this function takes the kept record from `lines` and appends it.
+    With the option `--start`, a record can have several lines, and `lines` keeps them until the first line of the
+    next record arrives. If `file` has no input for a second after a complete line, the record counts as complete:
+    this function takes it from `lines` and appends it. `lines` is None if the lines need no conversion.
     """
     if lines is not None and lines.is_waiting:
         ready, _, _ = select.select([file], [], [], _PAUSE_SECONDS)

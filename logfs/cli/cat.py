@@ -64,8 +64,9 @@ def run(arguments: argparse.Namespace) -> int:
 def _ranges(opened: OpenLogs, bounds: Bounds) -> dict[OpenLog, Range]:
     """Return the offsets [start, end) to print of each log; an `end` of None stands for the log end.
 
-    If TARGET stands for several partitions, those for which `Bounds.of` raises `OffsetOutOfRange` are left out: for
-    example, those without a record at the given offset. If no partition is left, that error is raised.
+    `bounds` is the range that the options give. If TARGET stands for several partitions, those that do not have the
+    range are left out: for example, those without a record at the given offset. Raises `OffsetOutOfRange` if no
+    partition is left.
     """
     ranges, refused = {}, None
     for log in opened.logs:

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _size_bytes(log_dir: Path) -> int:
-    """Return the total size in bytes of all .log files in a log directory; 0 for a bucket.
+    """Return the total size in bytes of all .log files in a log directory; 0 if it is the URL of a bucket.
 
     Files that cannot be examined count as 0 bytes: the audit reports them.
     """

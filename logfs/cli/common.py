@@ -66,7 +66,10 @@ def group_name(text: str) -> str:
 
 
 def regular_expression(option: str, text: str) -> re.Pattern[bytes]:
-    """Return `text`, the value of the option named `option`, as a pattern for bytes. Raises `InvalidName`."""
+    """Return `text`, the value of the option named `option`, as a pattern for bytes.
+
+    Raises `InvalidName` if `text` is no regular expression of Python.
+    """
     try:
         return re.compile(os.fsencode(text))
     except re.error as error:
@@ -154,9 +157,10 @@ def split_name(words: Sequence[Path]) -> tuple[Sequence[Path], str]:
 def target(words: Sequence[str], *, may_be_empty: bool = False) -> Target:
     """Return the partition or topic that a TARGET argument names: LOGDIR/NAME, or LOGDIR… NAME.
 
-    NAME need not exist. If LOGDIR is a mountpoint, it stands for the log directories mounted there. Raises
-    `InvalidStore` if a LOGDIR is not a log directory, or if the only word is a log directory or a mountpoint. With
-    `may_be_empty` an empty directory is accepted as a LOGDIR.
+    `words` are the words of the argument, one or several. NAME need not exist. If LOGDIR is a mountpoint, it stands
+    for the log directories mounted there. Raises `InvalidStore` if a LOGDIR is not a log directory, or if there is
+    only one word, and this is the path of a log directory or a mountpoint. With `may_be_empty` an empty directory is
+    accepted as a LOGDIR.
     """
     *log_dirs, name = words
     if not log_dirs:
@@ -169,8 +173,9 @@ def target(words: Sequence[str], *, may_be_empty: bool = False) -> Target:
 def with_whole_store(log_dirs: Sequence[Path]) -> list[Path]:
     """Return the given log directories, then the other existing log directories of the same store.
 
-    Use this to find the committed offsets of groups: they may be in any log directory of the store. Raises `OSError`
-    if the file `logfs.dirs` of one of the other directories cannot be read.
+    Use this to find the committed offsets of groups: they may be in any log directory of the store. The file
+    `logfs.dirs` in each log directory lists all log directories of the store. Raises `OSError` if this file cannot be
+    read in one of the other directories. In a given directory, a file that cannot be read is ignored.
     """
     from logfs.log.disk.disk import ReadOnlyDisk
     from logfs.store.directory.log_dir import store_dirs, whole_store
@@ -305,10 +310,11 @@ def partition(store: Store, wanted: Target) -> Log:
 
 
 def check_partition_exists(wanted: Target) -> None:
-    """Raise `UnknownPartition` if no log directory has the partition.
+    """Raise `UnknownPartition` if no log directory has a directory of the partition.
 
-    A directory of the partition that ends in `-delete` also counts, because a move leaves one. Raises `OSError` if
-    the partition is not found and a log directory could not be searched, and `NotWritable` for a bucket.
+    A directory of the partition that ends in `-delete` is enough, because a move leaves one in the old log directory.
+    Raises `OSError` if the partition is not found and a log directory could not be searched, and `NotWritable` for a
+    bucket.
 
     Call this before the store is opened for writing, which rewrites the clean-shutdown marker: a command for a
     missing partition must not change the directories.
@@ -332,11 +338,12 @@ def _check_local(path: Path) -> None:
 
 
 def check_deleted(wanted: Target) -> None:
-    """Raise `UnknownPartition` if the log directories of `wanted` have no deleted partition.
+    """Raise `UnknownPartition` if no log directory of `wanted` has an entry whose name ends in `-delete`.
 
-    The name in `wanted` is not checked: a deleted partition of another name also counts. Call this before the store
-    is opened for writing, for the reason in `check_partition_exists`. Raises `NotWritable` for a bucket, and
-    `OSError` for a directory that cannot be read.
+    The name in `wanted` is not checked: an entry for another partition is enough. Call this before the store is
+    opened for writing: the opening rewrites the clean-shutdown marker, but a command that cannot restore anything
+    must not change the directories. Raises `NotWritable` for a bucket, and `OSError` for a directory that cannot be
+    read.
     """
     for path in wanted.log_dirs:
         _check_local(path)

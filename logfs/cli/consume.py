@@ -155,8 +155,9 @@ class _Printed(NamedTuple):
 class _Consumer:
     """Consumes the partitions that are assigned to one member of a consumer group.
 
-    A batch here is a range of offsets of a partition that is consumed at a time, not a record batch. Without
-    `--exec`, a batch is printed, and remembered until the reader of standard output has taken all of its text.
+    In this class, a batch is a range of offsets of one partition, not a record batch: each partition is consumed one
+    batch at a time. Without `--exec`, a batch is printed, and kept in a list of printed batches until the reader of
+    standard output has taken all of its text.
 
     `is_whole` is False once the command of `--exec` has failed, or a record was missed: it could not be read, was
     deleted before it was read, or was left out after a truncation.
@@ -238,7 +239,11 @@ class _Consumer:
         ]
 
     def _forget_printed(self, log: OpenLog, first: int = 0) -> None:
-        """Forget what is remembered of the printed batches of a log at and above the offset `first`."""
+        """Remove the offsets of a log at and above `first` from the list of printed batches.
+
+        A batch that begins below `first` stays in the list, and ends at `first` at the latest. By default, all
+        batches of the log are removed.
+        """
         self._printed = [
             batch._replace(end=min(batch.end, first)) if batch.log is log else batch
             for batch in self._printed
@@ -318,10 +323,11 @@ class _Consumer:
         self._member.join([*self._logs], self._release)
 
     def _go_back(self) -> None:
-        """In each log that was truncated below the next offset to consume, go back to where the new records begin.
+        """In each log that was truncated below the next offset to consume, go back, and print a warning.
 
-        If the log has grown beyond that offset again, and it is not known where the new records begin, only warn: the
-        new records below that offset are left out.
+        The member goes back to where the new records begin or, if that is unknown, to the log end. If it is unknown,
+        and the log has grown to the next offset to consume or beyond, the member does not go back. It then leaves out
+        the new records below this offset, and `is_whole` becomes False.
         """
         for name, place in [*self._member.places.items()]:
             log = self._logs[name].reader.log
@@ -380,7 +386,7 @@ class _Consumer:
     def _take(self, log: OpenLog) -> bool:
         """Print the next batch of a partition or, with `--exec`, run the command for it.
 
-        Return False if there is no batch, or if the command fails.
+        Return False if the partition has no further offsets, or if the command fails or has failed before.
         """
         place, left = self._member.places[log.name], self._printer.left
         most = _PRINTED if self._arguments.exec is None else self._arguments.batch

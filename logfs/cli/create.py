@@ -13,7 +13,11 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments: TARGET, the number of partitions, settings, and whether to create log directories."""
+    """Add the arguments: TARGET, the number of partitions, settings, and whether to create log directories.
+
+    TARGET is LOGDIR/PARTITION, or LOGDIR… PARTITION. With a number of partitions, a topic stands in place of
+    PARTITION.
+    """
     add_target(parser)
     parser.add_argument(
         "-n",
@@ -63,9 +67,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _make_log_dirs(words: Sequence[str]) -> None:
-    """Create the missing log directories of a TARGET, except those inside a mount of logfs.
+    """Create the missing log directories that TARGET names, with missing parents, except inside a mount of logfs.
 
-    Raises `InvalidStore` for a log directory that would lie in another one or in a partition.
+    `words` are the words of TARGET: LOGDIR/NAME, or LOGDIR… NAME. Raises `InvalidStore` for a log directory that
+    would lie in another one or in a partition.
     """
     from logfs.log.disk.disk import DIRECTORY_MODE
     from logfs.store.directory.recognition import PathKind, check_place, recognise

@@ -29,7 +29,7 @@ _MOST_TOLD = 20
 
 
 def add_schemas(parser: argparse.ArgumentParser) -> None:
-    """Add the options for decoding."""
+    """Add the options `--schemas` and `--decode`, which `RecordDecoder.of` reads."""
     parser.add_argument(
         "--schemas",
         type=not_empty,
@@ -59,8 +59,9 @@ class RecordDecoder:
     def of(cls, arguments: argparse.Namespace) -> Self | None:
         """Return the decoder for the options of `add_schemas`; None if `--schemas` is not given.
 
-        Raises `InvalidName` if `--decode` names an unknown field or is given without `--schemas`, `Unsupported` if
-        the libraries are not installed, and the errors of `open_schemas`.
+        Raises `InvalidName` if `--decode` names an unknown field or is given without `--schemas`, and `Unsupported`
+        if the libraries are not installed. Raises `SchemasUnavailable` if `--schemas` names no source of schemas, and
+        the errors of `logfs.open` if it names a log directory that cannot be opened.
         """
         fields = set((arguments.decode or _FIELDS[0]).split(","))
         if not fields <= {*_FIELDS}:
@@ -101,7 +102,8 @@ class RecordDecoder:
         """Return a record of `partition` with the selected fields decoded.
 
         A field that cannot be decoded stays as it is. With `is_counted`, such a failure is counted, and its reason is
-        printed if it is a new one. Raises the errors of `decoded`.
+        printed if it is a new one. Raises `SchemasUnavailable` if the schemas cannot be read, and `Unsupported` if a
+        package is not installed.
         """
         key, value = record.key, record.value
         place = (partition, record.offset) if is_counted else None

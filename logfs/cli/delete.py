@@ -16,10 +16,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Delete the partitions: rename their directories to names that end in `-delete`.
+    """Delete the partition, or all partitions of the topic: rename each directory so that it ends in `-delete`.
 
-    For each partition, print until when `logfs undelete` can bring it back, or that it cannot. After that time, a
-    mount removes the files in the background, or the next opening of the store for writing removes them.
+    For each partition, print either the time until which `logfs undelete` can bring it back, or that it is deleted
+    for good. When this time has passed, a mount removes the files in the background; without a mount, the next
+    opening of the store for writing removes them.
     """
     from logfs.format.base.quantities import format_time
     from logfs.store.admin.requests import Delete

@@ -11,7 +11,10 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments: TARGET (the partition), and the first offset that stays readable."""
+    """Add the arguments: TARGET, and the first offset that stays readable.
+
+    TARGET names the partition: LOGDIR/PARTITION, or LOGDIR… PARTITION.
+    """
     add_target(parser)
     parser.add_argument(
         "--before",

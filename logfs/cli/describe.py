@@ -90,7 +90,7 @@ def _print_json(store: Store, is_chosen: Callable[[TopicPartition], bool]) -> No
 
 
 def _error(log_dir: LogDir) -> str | None:
-    """Return the exception's class name that kafka-log-dirs prints for a failed log directory; None for any other."""
+    """Return the name of the Java exception that kafka-log-dirs prints if `log_dir` has failed; None if it works."""
     failed = log_dir.failure is not None
     return "org.apache.kafka.common.errors.KafkaStorageException" if failed else None
 

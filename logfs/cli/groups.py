@@ -34,7 +34,7 @@ _COLUMNS = ("GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments: log directories, the offsets to show, the form of the output, and a change of offsets."""
+    """Add the arguments: log directories, the offsets to show, the form of the output, `--commit` and `--forget`."""
     add_log_dirs(parser)
     parser.add_argument(
         "-p", "--partition", type=not_empty, metavar="NAME", help="this partition or topic only"
@@ -101,8 +101,9 @@ def _rows(
 ) -> Iterator[tuple[GroupOffset, int | None]]:
     """Yield each committed offset with the log end offset of its partition, None if the store lacks the partition.
 
-    `name` (a partition or a topic) and `group` restrict the offsets. Raises `UnknownPartition` if the store lacks
-    `name`, and `InvalidName` if no committed offset of `group` is found.
+    With `name`, a partition or a topic, only offsets for its partitions are yielded, and with `group`, only offsets
+    of this group; None selects all. Raises `UnknownPartition` if the store lacks `name`, and `InvalidName` if the
+    store has no committed offset of `group`.
     """
     wanted = None if name is None else names.partitions_named(name, store.registry.homes)
     for each in wanted or ():

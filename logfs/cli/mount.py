@@ -161,9 +161,10 @@ def _words(arguments: argparse.Namespace) -> list[str]:
 
 
 def _remount(arguments: argparse.Namespace) -> int:
-    """Change the flags of an existing mount.
+    """Change the flags of the mount at the mountpoint as the options `-o` and `--read-only` say, and return 0.
 
-    Only the mountpoint is used: log directories in the arguments are assumed to be those of the mount.
+    Log directories and all other options in the arguments are ignored. Raises the errors of
+    `logfs.mount.remount.remount`.
     """
     from logfs.mount.remount import remount
 
@@ -233,10 +234,10 @@ def _store_session(arguments: argparse.Namespace, words: list[str]) -> Callable[
 
 
 def _mirror(arguments: argparse.Namespace, *, read_only: bool) -> MirrorOptions | None:
-    """Return the options of the mirror that `--mirror` asks for; None without `--mirror`.
+    """Return the options for mirroring a Kafka cluster into the log directory (`--mirror`); None without `--mirror`.
 
-    Raises `InvalidStore` if `--mirror` is given for a read-only mount, or if options of the mirror are given without
-    `--mirror`. Also raises the errors of `source_of`.
+    Raises `InvalidStore` if `--mirror` is given for a read-only mount, or if `--topics` or `--command-config` is
+    given without `--mirror`. Also raises the errors of `source_of`.
     """
     from logfs.mount.mounted_mirror import MirrorOptions
 

@@ -138,9 +138,11 @@ class Printer:
         self.out.flush()
 
     def _start_of_last(self, reader: Reader, end: int, count: int) -> int:
-        """Return an offset such that at least `count` records from there up to `end` pass the filter.
+        """Return an offset such that at least `count` of the records from there on pass the filter.
 
-        If there are fewer such records, return the log start offset.
+        If there are fewer such records, return the log start offset. With a filter, only records below the offset
+        `end` are counted. Without a filter, all records up to the log end are counted; for a `count` of 0, `end` is
+        returned.
         """
         if self._filter is None:
             return reader.offset_of_last(count) if count > 0 else end
@@ -248,7 +250,7 @@ class Printer:
 
 
 def _past_damage(reader: Reader, start: int, stop: int) -> Iterator[tuple[int, Chunk]]:
-    """Yield (next offset, chunk) for the records at the offsets [start, stop).
+    """Yield (offset from which to read on, chunk) for the records at the offsets [start, stop).
 
     Damage is skipped, and not reported: the caller reports it when it reads the records again to print them.
     """

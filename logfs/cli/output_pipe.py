@@ -27,7 +27,8 @@ _GONE = select.POLLERR | select.POLLHUP
 class OutputPipe:
     """Standard output of a command that has to know what its reader, such as `head`, has taken.
 
-    `out` is the file to write to. If standard output is not a pipe, bytes count as taken when they are written.
+    The command writes to the buffered file `out`. Bytes count as written when they leave its buffer. If standard
+    output is not a pipe, all written bytes count as taken.
     """
 
     def __init__(self) -> None:

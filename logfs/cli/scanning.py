@@ -35,14 +35,14 @@ _ROUNDS = 20
 
 
 class LogScan(Generic[T]):
-    """An iterable over the records at the offsets [start, end) of a log, in parts, which a function `read` reads.
+    """An iterable over the records at the offsets [start, end) of a log, in the parts that a function `read` yields.
 
-    A part is what `read` returns for the next records, such as their text or a list of them. `whole` is False once a
-    range of offsets was skipped.
+    A part has the next records, for example as text or as a list. `whole` is True until a range of offsets is
+    skipped.
 
     Damaged ranges, and ranges that retention drops before they are read, are reported on standard error and skipped.
     If the log is compacted during the scan, a record may be removed before it is read, because a newer record has its
-    key. A scan with an `end` of None then continues to the new log end, so that it reads the newer record.
+    key. If `end` is None, the scan then continues up to the new log end, so that it reads the newer record.
     """
 
     def __init__(
@@ -52,14 +52,18 @@ class LogScan(Generic[T]):
         end: int | None,
         read: ReadNext[T],
     ) -> None:
-        """Prepare a scan. Nothing is read yet. An `end` of None stands for the log end.
+        """Prepare a scan of `log`. Nothing is read yet. An `end` of None stands for the log end.
 
         The scan calls `read(reader, start, stop, by_record)`, which must yield pairs (offset, part) for the offsets
-        [start, stop). A part has the next records; after it, all records below `offset` have been yielded. At damage,
-        `read` must raise `DamagedRange`. If `by_record` is True, `read` must read record by record: a read in larger
-        pieces would meet the same damage again. If another process has deleted or cut a file, `read` must raise
-        `Gone`; the scan then calls `read` again from the last `offset` on. If that call would yield records for the
-        second time, `read` must raise `OffsetOutOfRange` instead of `Gone`.
+        [start, stop). A part has the next records. All records below `offset` must be in this part or in earlier
+        ones. `read` may end before `stop`: the scan then calls it again for the rest. If `by_record` is True, `read`
+        must read record by record, because a read in larger pieces would meet the same damage again. `read` must
+        raise these errors:
+
+        - `DamagedRange` at damage.
+        - `Gone` if another process has deleted or cut a file. The scan then calls `read` again from the last
+          `offset`.
+        - `OffsetOutOfRange` instead of `Gone` if that call would yield records for the second time.
         """
         self.log = log
         self._start = start
@@ -70,9 +74,9 @@ class LogScan(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         """Yield the parts that `read` yields.
 
-        Raises `Gone` or `FileNotFoundError` if `TRIES` attempts in a row find that a file was deleted or cut, or if
-        the partition was deleted and created again, and `UnknownPartition` if it was deleted. Raises the
-        `OffsetOutOfRange` of `read`, unless retention has dropped the next records.
+        Raises `UnknownPartition` if the partition was deleted. Raises `Gone` or `FileNotFoundError` if the partition
+        was deleted and created again, or if `TRIES` attempts in a row find that a file was deleted or cut. An
+        `OffsetOutOfRange` that `read` raises is raised here, too, unless retention has dropped the next records.
         """
         log, start, end = self.log, self._start, self._end
         by_record = False
@@ -142,10 +146,11 @@ def read_records(
 def read_chunks(
     reader: Reader, start: int, stop: int, by_record: bool, *, split_bytes: int = _SPLIT_BYTES
 ) -> Iterator[tuple[int, Chunk]]:
-    """Yield the records at the offsets [start, stop) as columns, each time with the offset after the last of them.
+    """Yield (offset, columns) for the records at the offsets [start, stop); `offset` is that after the last record.
 
-    Pass this function to `LogScan` as `read`. It reads `split_bytes` of the log at a time. With `by_record`, or for
-    at most `FEW` offsets, it reads records one by one, and yields each as a list.
+    It also yields pairs (offset, []), which lead past offsets without records. Pass this function to `LogScan` as
+    `read`. It reads about `split_bytes` of the log at a time. With `by_record`, or for at most `FEW` offsets, it
+    reads records one by one, and yields each as a list.
     """
     if by_record or stop - start <= FEW:
         yield from read_records(reader, start, stop, by_record)
@@ -164,10 +169,11 @@ def read_chunks(
 def read_text(
     reader: Reader, start: int, stop: int, view: View
 ) -> Iterator[tuple[int, bytes]] | None:
-    """Return the text of the records from `start` up to `stop`, but at most up to the end of the segment of `start`.
+    """Return an iterator over pairs (offset, text) for the records from `start` on, as `LogScan` expects of `read`.
 
-    The result is an iterator over pairs (offset, text), as the `read` of `LogScan` must yield them. It is None if the
-    segment has damage that a read of its text may not notice.
+    It ends at the offset `stop` or at the end of the segment of `start`, whichever comes first. `view` tells whether
+    the text has lines or envelopes. The result is None if the segment has damage that a read of its text may not
+    notice: the caller must then read record by record.
     """
     segment = reader.log.state.segments_from(start)[0]
     if _may_hide_damage(segment, segment.size_bytes):
@@ -197,9 +203,9 @@ def _may_hide_damage(segment: Segment, size_bytes: int) -> bool:
     """Whether a segment has damage that a read of its text may not notice.
 
     A read of the text skips batches without text, such as control batches, and the damage next to them. The result is
-    False if the text has as many records as the segment has offsets, because then no batch is skipped or lost. It is
-    also False for a compacted segment (`segment.gaps`), in which missing offsets do not count as damage. For other
-    segments, the result is whether a scan finds damage.
+    False if the text has as many records as the segment has offsets: then each offset has a record with text. It is
+    also False for a compacted segment (`segment.gaps`), in which missing offsets do not count as damage. Any other
+    segment is scanned, and the result is whether the scan finds damage.
 
     `size_bytes` is the present size of the segment. It is part of the cache's key, so that a segment that has grown
     is scanned again.

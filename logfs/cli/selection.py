@@ -95,10 +95,12 @@ class Bounds:
         ]
 
     def of(self, reader: Reader) -> tuple[int, int | None]:
-        """Return the range as offsets [start, end) of a log; an `end` of None stands for the log end.
+        """Return the offsets [start, end) that lie in all given ranges, for one log; an `end` of None is the log end.
 
-        Raises `OffsetOutOfRange` for a single offset at which readers see no record, and for `earliest` and `latest`
-        in a log without records. But as the last bound of a range, `latest` stands for the log end, and never raises.
+        The range is empty if `end` is not above `start`. If the options give a single offset, raises
+        `OffsetOutOfRange` unless readers see a record at it. `earliest` and `latest` stand for the first and the last
+        record, and raise `OffsetOutOfRange` in a log without records. As the last bound of a range, `latest` stands
+        for the log end, and never raises.
         """
         start, end = reader.log_start_offset, None
         if self._offsets is not None:
@@ -127,7 +129,9 @@ class Bounds:
 def _offsets(text: str) -> tuple[str, str, bool]:
     """Parse the value of `--offset`, and return (first bound, last bound, is_single).
 
-    The bounds are texts; a bound that is not given is "". `is_single` is True if the value is a single offset.
+    The bounds are texts; a bound that is not given is "". The value N, `earliest` or `latest` is a single offset: it
+    is the first bound, and `is_single` is True. The value -N, the last N records, gives only the first bound. The
+    value A..B, A.. or ..B gives the bounds A and B. Raises `InvalidName` for any other value.
     """
     if _SINGLE.fullmatch(text):
         # `-N` stands for a range, the last N records.
@@ -172,7 +176,8 @@ def _at_time(reader: Reader, timestamp: int) -> int:
 class RecordSelector:
     """A filter for records: by a key, by a regular expression to find in the value, and by headers.
 
-    `headers` has pairs of a name and a value that a record must have; the value None admits any value.
+    A `key` or `pattern` of None admits all records. `headers` has pairs of a name and a value that a record must
+    have; the value None admits any value.
     """
 
     key: bytes | None

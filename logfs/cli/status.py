@@ -35,7 +35,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the state of a mount or a log directory; without an argument, of all mounts.
 
     The exit code is 1 if a mount cannot be read, a partition is offline, or a log directory has failed. With `--json`
-    it is 1 only if a mount cannot be read. Raises the errors of `watch.source`.
+    it is 1 only if a mount cannot be read. Raises `InvalidStore` if the argument is no mount, log directory or
+    bucket, and the errors of `logfs.open` if a log directory cannot be opened.
     """
     from logfs.cli.watch import MountSource, mounts, source
 

@@ -18,7 +18,10 @@ _POLL_SECONDS = 0.5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments: TARGET, the number of records, whether to follow, and the output's form."""
+    """Add the arguments: TARGET, the number of records, whether to follow, filters, and the output's form.
+
+    TARGET is LOGDIR/NAME, or LOGDIR… NAME. NAME is a partition or a topic, or several of both, separated by commas.
+    """
     add_target(parser, topics=True)
     parser.add_argument(
         "-n", "--lines", type=int, default=10, metavar="N", help="the last N records (10)"

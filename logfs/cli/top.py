@@ -30,10 +30,10 @@ class Row(NamedTuple):
     """One partition in the table. None stands for an unknown value.
 
     `size` is the size in bytes of the .log files in the partition's directory. For a tiered log, `remote` is the size
-    in bytes of the .log files in the object store. `start` and `end` are the log start and end offsets. `records`
-    (appended), `bytes_in` and `bytes_out` are rates per second. `dirty` is the cleaner's dirty ratio, from 0 to 1,
-    and `lag` the largest lag of a consumer group, in offsets. `state` has words such as "offline" and "damaged",
-    separated by commas, or is empty.
+    in bytes of the .log files in the object store. `start` and `end` are the log start and end offsets. `records` is
+    the number of records appended per second, and `bytes_in` and `bytes_out` are the numbers of bytes appended and
+    read per second. `dirty` is the cleaner's dirty ratio, from 0 to 1, and `lag` the largest lag of a consumer group,
+    in offsets. `state` has words such as "offline" and "damaged", separated by commas, or is empty.
     """
 
     name: str
@@ -126,7 +126,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Show the table until `q` or Ctrl-C.
 
     With `--once` or `--json`, or without a terminal, print it once instead. Raises `InvalidSetting` for an option out
-    of range, and the errors of `watch.source`.
+    of range. Raises `InvalidStore` if the target is no mount, log directory or bucket, or if no target is given and
+    the number of mounts is not one.
     """
     if arguments.sort not in SORTS:
         raise InvalidSetting(f"--sort {arguments.sort!r}: give one of {', '.join(SORTS)}")

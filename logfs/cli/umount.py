@@ -111,8 +111,9 @@ def _status(mountpoint: Path) -> dict[str, Any]:
 def _check_closed(status: dict[str, Any]) -> int:
     """Print each log directory that was left without a clean-shutdown marker; return 1 if there are any, else 0.
 
-    `status` is the content of the mount's `status.json` before the unmount. A log directory that a process has opened
-    again is left out. For a read-only or a write-behind mount, which leaves no marker, return 0.
+    `status` is the content of the mount's `status.json` before the unmount. A log directory that a process has locked
+    again does not count, because the process has removed the marker. For a read-only or a write-behind mount, which
+    leaves no marker, return 0.
     """
     from logfs.store.directory.log_dir import CLEAN_SHUTDOWN
 

@@ -23,8 +23,9 @@ _ESCAPED = re.compile(r"\\(.)")
 class StoreSnapshot(NamedTuple):
     """The state of a store at one moment.
 
-    `status` is the content of `status.json`. `metrics` has the samples as metric name -> labels -> value; labels
-    are (name, value) pairs.
+    `status` is the parsed `.logfs/status.json` of a mount. For a log directory it has the same keys, except those
+    about the mount's daemon, such as `pid`. `metrics` has the samples as metric name -> labels -> value; labels are
+    (name, value) pairs.
     """
 
     status: Mapping[str, Any]

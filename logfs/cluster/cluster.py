@@ -114,8 +114,9 @@ class Wanted(NamedTuple):
 class Fetched(NamedTuple):
     """The response for a partition: an error code or raw batches, and the leader's log start and high watermark.
 
-    If the requester's log differs from the leader's before the requested offset, `diverging` is (epoch, end offset):
-    an epoch of the leader's log, and the offset at which it ends there (kafka-storage 10.5). Otherwise it is None.
+    `error` is 0 if there is no error. `diverging` is None, unless the leader finds that the requester's log differs
+    from its own before the requested offset. Then it is (epoch, end offset): the leader's greatest epoch up to
+    `Wanted.last_epoch`, and the offset at which this epoch ends in the leader's log (kafka-storage 10.5).
     """
 
     topic: str
@@ -152,7 +153,7 @@ class Produced(NamedTuple):
 
     @property
     def is_unsure(self) -> bool:
-        """Whether the broker may or may not have appended the batch, for example after a timeout.
+        """Whether `error` leaves open if the broker has appended the batch, as after a timeout.
 
         To find out, compare the log end offset of the partition with the offset of the batch.
         """
@@ -166,7 +167,8 @@ class EpochEnd(NamedTuple):
     """The response to an OffsetForLeaderEpoch request for a partition: an error code, or an epoch and its end offset.
 
     `epoch` is the leader's last epoch at or below the requested epoch, and `end_offset` the offset at which it ends
-    in the leader's log. Both are -1 if the requested epoch is above all epochs of the leader.
+    in the leader's log. If the requested epoch is below all epochs of the leader, `epoch` is the requested one, and
+    `end_offset` the start of the leader's first epoch. Both are -1 if it is above all epochs of the leader.
     """
 
     topic: str
@@ -180,8 +182,9 @@ class Cluster:
     """Connections to the brokers of a cluster. This is a context manager. Any thread may call its methods.
 
     While a broker answers a fetch, other requests to it over the same connection wait. Methods raise `ClusterError`
-    if the cluster cannot be reached, refuses the credentials or answers with an error. The parameter `node` of a
-    method is the node id of the broker to ask.
+    if the cluster cannot be reached, refuses the credentials or answers with an error. But if the items of a method's
+    result have a field `error`, an error of a single partition is returned there. The parameter `node` of a method is
+    the node id of the broker to ask.
     """
 
     def __init__(self, servers: str, options: Mapping[str, Any]) -> None:
@@ -368,9 +371,9 @@ class Cluster:
         ]
 
     def epoch_ends(self, node: int, wanted: Sequence[Wanted]) -> list[EpochEnd]:
-        """Ask the broker with the id `node`, the leader of all `wanted` partitions, where each `last_epoch` ends.
+        """Return for each partition in `wanted` the offset at which its `last_epoch` ends in the leader's log.
 
-        The end of an epoch is the offset after its last record in the leader's log (kafka-storage 10.5).
+        The broker must lead the partitions. An epoch ends at the offset after its last record (kafka-storage 10.5).
         """
         from kafka.protocol.consumer.offsets import OffsetForLeaderEpochRequest
 

@@ -59,11 +59,11 @@ def kafka_python() -> Any:
 
 @functools.cache
 def large_reads() -> dict[str, str]:
-    """Return the option that makes kafka-python read up to 256 KiB at a time from a connection without TLS.
+    """Return a keyword argument for kafka-python's clients, with which they read up to 256 KiB at a time without TLS.
 
     Without it, kafka-python reads 4 KiB at a time, and waits for the GIL after each read while other threads append.
-    The option is `proxy_url`, whose scheme selects kafka-python's socket class. The scheme in the result selects the
-    class `LargeReads` below, which connects without a proxy.
+    The argument is `proxy_url`, because kafka-python selects its socket class by the scheme of this URL. Here the
+    scheme is that of the class `LargeReads` below, and there is no proxy.
     """
     from kafka.net.inet import KafkaNetSocket
 

@@ -102,9 +102,9 @@ class Account:
     - `began`: for each producer id with a transaction open at the segment's end, the base offset of the transaction's
       first batch in the segment.
     - `over`: for each producer id with commit or abort markers in the segment, the offsets of these markers.
-    - `missing`: the aborted transactions that ended in the segment but are not in its transaction index. Here
-      `first_offset` is the base offset of the transaction's first batch in the segment, or -1 if the segment has no
-      such batch, and `last_stable_offset` is always -1.
+    - `missing`: the transactions with an abort marker in the segment, but without an entry in its transaction index.
+      Their `first_offset` is the base offset of the transaction's first batch in the segment, or -1 if the segment
+      has no such batch. Their `last_stable_offset` is always -1.
     """
 
     path: Path
@@ -130,14 +130,17 @@ def audit(
     """Read a segment and its indexes. Yield the problems that are found, and last the segment's `Account`.
 
     Checks every batch: its CRC, its records, its offsets, and its leader epoch against `epochs`, the pairs (epoch,
-    start offset) in ascending order. The indexes are checked only if `trusts_indexes` is set (a crash can leave
-    indexes incomplete) and recovery found no damage in the segment. `live` means that another process writes the log:
-    it is then no problem if the last entry of an index is missing or the index ends in preallocated space. Damage
-    that lies wholly below `log_start_offset` yields only a note, because its records were deleted anyway. For
-    example, a crash during retention may leave a segment whose successor is gone: the missing offsets are damage.
+    start offset) in ascending order. `trusts_indexes` tells whether the indexes must be complete; after a crash they
+    may not be. The indexes are checked only if this is true, and if recovery found no damage in the segment. `live`
+    means that another process writes the log: it is then no problem if the last entry of an index is missing or the
+    index ends in preallocated space.
+
+    Damage that lies wholly below `log_start_offset` yields only a note, because its records were deleted anyway.
+    Missing offsets are damage, too: for example, a crash during retention may leave a segment whose successor is
+    gone.
 
     `report` is called with the size in bytes of each part that was read: some batches, or a damaged range. Raises
-    `OSError`, and `Gone` if files leave the log meanwhile.
+    `OSError`, and `Gone` if another process removes or cuts files of the segment meanwhile.
     """
     # A tiered topic is never compacted, so offsets must not be missing in a remote segment.
     gaps = segment.gaps and not segment.disk.is_remote
@@ -309,7 +312,11 @@ def _check_epochs(segment: Segment, batches: ScannedBatches, epochs: Epochs) -> 
 
 
 class _IndexAudit:
-    """The audit of one index while the log is read. The entries after a wrong entry are not checked."""
+    """The audit of one index while the log is read. The entries after a wrong entry are not checked.
+
+    `rising` has the names of the fields whose values rise from entry to entry, each with a value that the first entry
+    must exceed. The first of these fields tells how far into the log an entry points.
+    """
 
     dtype: np.dtype[np.void]
     # The fields whose values rise from entry to entry, each with a value that the first entry must exceed. For a
@@ -335,7 +342,7 @@ class _IndexAudit:
         self._keep(int(used[-1]) + 1 if len(used) else 0)
 
     def check_order(self) -> Iterator[Finding]:
-        """For each field in `rising`, yield an error for the first entry whose value is not above the one before.
+        """Check that the values of each field in `rising` rise; yield an error for the first entry where they do not.
 
         This entry and all later entries are dropped.
         """
@@ -366,7 +373,7 @@ class _IndexAudit:
     def _take(self, limit: int) -> NDArray[np.void]:
         """Return the entries below `limit` that no earlier call has returned.
 
-        The value that is compared with `limit` is that of the first field in `rising`.
+        An entry is below `limit` if its value of the first field in `rising` is.
         """
         first, self._done = self._done, max(int(np.searchsorted(self._keys, limit)), self._done)
         return self.entries[first : self._done]
@@ -571,9 +578,9 @@ class _TransactionAudit:
     def look_up(self) -> Iterator[Finding]:
         """Compare the transaction index with the abort markers in the log, after the last call of `note`.
 
-        Adds the aborted transactions that the index lacks to the account. Yields an error for a malformed index; or
-        one for the first entry that matches no aborted transaction in the log, and one for the first entry with a
-        last stable offset beyond its marker.
+        Adds the aborted transactions that the index lacks to `Account.missing`. Yields at most two errors: one for
+        the first entry that matches no aborted transaction in the log, and one for the first entry whose last stable
+        offset is beyond its marker. If the index is malformed, yields only an error that says so.
         """
         index, account = self._segment.txn_index, self._account
         try:

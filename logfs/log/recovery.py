@@ -91,7 +91,7 @@ class LoadStart(NamedTuple):
 
     @property
     def is_clean(self) -> bool:
-        """Whether the log needs no recovery."""
+        """Whether the log needs no recovery: it was closed properly, and `rebuild` is False."""
         return self.closed and not self.rebuild
 
 
@@ -271,8 +271,8 @@ class _LogLoader:
     def _end_of(self, base_offset: int, files: Files, path: Path | None = None) -> int:
         """Return the offset after the last batch of a compacted segment that is to replace other segments.
 
-        `files` maps the suffixes of the segment's files (".log") to their identities. `path` is the path of the .log
-        file if it still has the suffix `.swap` and is not found by its identity; otherwise None.
+        A writable store gives the `path` of the .log file, which still ends in `.swap`. A read-only store gives None,
+        and finds the file by its inode number in `files`, which maps suffixes (".log") to such numbers.
         """
         segment = self._open_segment(base_offset, files)
         segment.path = path or segment.path
@@ -364,11 +364,12 @@ class _LogLoader:
         return self._end(segment, *start) > offset
 
     def _where_closed(self, last: Segment, snapshots: Sequence[int]) -> int:
-        """Return the log end offset of a log that was closed properly; 0 if it is unknown.
+        """Return the log end offset of a log that was closed properly, as far as snapshots and indexes show it.
 
-        `snapshots` are the offsets of the producer snapshots, ascending. The result is the greatest of three values:
-        the last of these offsets, the offset after the last entry of the offset index or time index, and the offset
-        of the last entry of the text index. Offsets above the `limit_offset` of the last segment are ignored.
+        `last` is the last segment. `snapshots` are the offsets of the producer snapshots, ascending. The result is
+        the greatest of the last of these offsets, the offset after the last entry of the offset index or time index
+        (for an empty index, after the base offset), and the offset of the last entry of the text index; 0 if none is
+        known. An offset that is too large for the segment (above its `limit_offset`) is ignored.
         """
         known = [0, *snapshots[-1:]]
         limit = last.limit_offset
@@ -383,10 +384,10 @@ class _LogLoader:
     def _drop_empty_end(self, segments: list[Segment]) -> None:
         """Drop trailing segments that hold no batch, if the log before them has lost its end (`_ends_early`).
 
-        Such a segment does not prove that durable records are lost. A power cut after a roll can leave the new file
-        but not the unflushed end of the file before it, if another process had synced the directory. Only segments at
-        or above the recovery point are dropped. Except in a read-only store, their files are deleted; bytes that are
-        not all zero are kept in a `.torn` file.
+        After a power cut following a roll, the disk may have the new file, but not the unflushed end of the file
+        before it: another process may have synced the directory. In this case no durable record is lost. Only
+        segments at or above the recovery point are dropped. Except in a read-only store, their files are deleted;
+        bytes that are not all zero are kept in a `.torn` file.
         """
         while len(segments) > 1:
             before, last = segments[-2:]
@@ -603,9 +604,11 @@ class _LogLoader:
         self.snapshots.write_if_room(builder.end, self.producers)
 
     def _is_torn(self, segment: Segment, damage: Damage, size: int, *, is_last: bool) -> bool:
-        """Whether damage in a file of `size` bytes is a torn tail, as the docstring of this module describes it.
+        """Whether `damage` is a torn tail of a segment: what a crash left at the end of a file of `size` bytes.
 
-        A torn tail of a segment before the last one can also be preallocated space that a crash during a roll left.
+        If so, the log was not closed properly, and the bytes do not begin with a whole batch. In the last segment
+        (`is_last`), their first offset is at or above the recovery point. In an earlier segment, it is the base
+        offset of the next segment, and the bytes can also be preallocated space that a crash during a roll left.
         """
         if self.start.closed or damage.end != size or damage.start == damage.end:
             return False

@@ -109,9 +109,10 @@ class Fetcher:
     def _turn(self, cluster: Cluster) -> bool:
         """Send one round of requests for the partitions that the broker leads.
 
-        Partitions that wait after an error, or have reached their goal, are left out. If none remain, this only waits
-        for 0.1 seconds. Copies that may differ from the leader's logs are compared with them. For the other copies,
-        batches are fetched and appended. Returns False if the metadata may be out of date.
+        A partition is left out while it waits after an error, and once its copy has reached the offset at which its
+        mirroring stops (`PartitionMirror.goal`). If none remain, this only waits for 0.1 seconds. First, each copy
+        that may differ from the leader's log is compared with it. Then batches are fetched for the copies that agree
+        with the leader's logs, and appended. Returns False if the metadata may be out of date.
         """
         led = [each for each in self._led(self.node) if not each.is_waiting]
         mine = [each for each in led if each.goal is None or not each.has_reached_goal]
@@ -150,10 +151,10 @@ class Fetcher:
     ) -> list[tuple[Wanted, Fetched]]:
         """Return the answers to a fetch, as pairs (request, answer), one for each partition in the fetch.
 
-        The fetch is the one that the last call has sent ahead, or else a new one for `ready`. If an answer is large,
-        this call sends the next fetch ahead, so that the broker works while the caller appends the answers. `goals`
-        maps partitions to the offsets at which their mirroring stops. If `goals` is not empty, the fetch asks the
-        broker to answer at once, even without new records.
+        If the previous call has already sent the next fetch, this call waits for its answers. Otherwise it sends a
+        fetch for `ready`. If an answer is large, it then sends the next fetch already, so that the broker works while
+        the caller appends the answers. `goals` maps partitions to the offsets at which their mirroring stops. If
+        `goals` is not empty, each new fetch asks the broker to answer at once, even without new records.
         """
         wait_ms = 0 if goals else FETCH_WAIT_MS
         if self._ahead is None:

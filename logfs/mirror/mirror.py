@@ -145,7 +145,7 @@ class Mirror:
     def _flush_much(self) -> None:
         """Flush each partition that has at least 32 MiB of unflushed bytes, while the fetchers go on.
 
-        An error becomes the problem of the partition.
+        An error becomes one of the problems that `progress` returns.
         """
         for each in list(self._partitions.values()):
             if each.unflushed_bytes >= _FLUSH_BYTES:

@@ -162,9 +162,10 @@ class PartitionMirror:
         """Drop the records that the leader's log does not have; return False if the metadata may be out of date.
 
         `found` is the leader's answer to the question where the copy's last epoch ends. `ids` maps topics to topic
-        ids, which the caller must have requested after it received `found`. `cluster` is asked for the offset range
-        of the source if the copy's last epoch is above all epochs of the leader, and for the end of the source if
-        records are dropped although there is a `goal`: the goal is then lowered to this end.
+        ids, which the caller must have requested after it received `found`. `cluster` is the connection for further
+        requests. If the copy's last epoch is above all epochs of the leader, the offset range of the source is
+        requested. If records are dropped and there is a `goal`, the end of the source is requested; a `goal` above
+        this end is lowered to it.
 
         The rules are those of kafka-storage 10.5. If the leader does not know the last epoch of the copy, an earlier
         epoch must be compared next: `must_compare` stays True. Raises `ClusterError`, and `InvalidSetting` if `found`
@@ -187,7 +188,8 @@ class PartitionMirror:
         """Drop the records of the copy that the leader's log does not have. Raises `ClusterError`.
 
         `epoch` is the leader's greatest epoch that is not above the copy's last epoch. `end_offset` is the offset at
-        which this epoch ends in the leader's log. `epoch` is -1 if the leader's version of Kafka does not report it.
+        which this epoch ends in the leader's log. If the leader's version of Kafka does not report the epoch, `epoch`
+        is -1, and only the records from `end_offset` on are dropped.
         """
         partition = self.partition
         end, entries = partition.log_end_offset, partition.epochs.entries

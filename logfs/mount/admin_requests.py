@@ -27,7 +27,8 @@ _PROGRESS_SECONDS = 0.2
 class RunningRequest:
     """A request in progress. `answer` has lines of JSON: the progress so far, and at the end the result or the error.
 
-    A worker thread replaces `answer` and `error`; other threads only read them.
+    `error` is the exception that has ended the request, None if there is none. A worker thread replaces `answer` and
+    `error`; other threads only read them.
     """
 
     def __init__(self) -> None:

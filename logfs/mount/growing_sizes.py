@@ -126,8 +126,8 @@ class GrowingSizes:
         """Return whether a lookup by `thread` may be answered with `node` and `size` (bytes).
 
         The result is True for a file whose size cannot change. For any other file, True also means that this method
-        has recorded that the kernel is told this size. If the result is False, the caller must make another node for
-        the name.
+        has recorded that the kernel is told this size. After False, the caller must make another node, with a new
+        inode, for the same name, and call this method for that node.
         """
         if not node.is_growing:
             return True
@@ -142,11 +142,11 @@ class GrowingSizes:
         return True
 
     def may_open(self, node: GrowingFile, thread: int) -> bool:
-        """Return whether `thread` may open `node`. The result is False if `node` belongs to an open file.
+        """Return whether `thread` may open `node`. It may not if `node` can grow and belongs to an open file.
 
-        After False, the caller must make the kernel repeat the lookup, which makes a node for this thread alone. The
-        next call for the thread then returns True for any node. This permits the open of a name that the kernel does
-        not look up, such as `/dev/stdin`, and that therefore always leads to the same node.
+        After False, the caller must make the kernel repeat the lookup, which makes a node for this thread alone. Some
+        names are not looked up again: `/dev/stdin`, for example, always leads to the same node. After a False, the
+        next open by the same thread is therefore permitted for any node.
         """
         if not node.is_growing or not node.handles or thread in self._sent_back:
             self._sent_back.discard(thread)

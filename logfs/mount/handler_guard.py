@@ -106,7 +106,7 @@ def _guard(name: str, handler: Callable[..., Awaitable[Any]]) -> Callable[..., A
 
 
 def _can_be_sent(name: str, result: Any) -> bool:
-    """Whether the contents of an answer permit pyfuse3 to convert it to C. The answer's type was checked before.
+    """Whether pyfuse3 can convert the answer `result` of the handler `name` to C. The caller has checked its type.
 
     pyfuse3 converts the answer after the wrapped handler has returned, when an error cannot be caught any more.
     """

@@ -40,12 +40,14 @@ def prepare_mountpoint(
 ) -> Path:
     """Check a mountpoint and the paths to mount there, and return the absolute path of the mountpoint.
 
-    `check_sources` must raise an error if `sources`, the paths to mount, are unsuitable. With `nonempty`, the
-    mountpoint may be a directory with files in it, which the mount will hide. If the mountpoint has a dead mount (one
-    whose daemon has ended), the dead mount is unmounted. Nothing else changes. The directory under a dead mount is
-    checked after the unmount, so the dead mount stays unmounted if this check raises an error. Raises the errors of
-    `check_sources`; `InvalidStore` if logfs is already mounted there or the mountpoint is unsuitable; and `OSError`
-    (EBUSY) if a dead mount cannot be unmounted.
+    `sources` are the paths to mount; `check_sources` must raise an error if they are unsuitable. With `nonempty`, the
+    mountpoint may be a directory with files in it, which the mount will hide.
+
+    If the mountpoint has a dead mount (one whose daemon has ended), the dead mount is unmounted, and then the
+    directory under it is checked. The unmount stays done even if this check raises an error. Nothing else changes.
+
+    Raises the errors of `check_sources`; `InvalidStore` if logfs is already mounted there or the mountpoint is
+    unsuitable; and `OSError` (EBUSY) if a dead mount cannot be unmounted.
     """
     mountpoint = Path(os.path.abspath(mountpoint))
     found = mounted_at(mountpoint)

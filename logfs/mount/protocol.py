@@ -107,10 +107,10 @@ class Operations(Handlers[Node]):
         return found.node if found else None
 
     async def _run(self, work: Callable[..., _T], *arguments: Any) -> _T:
-        """Call `work`, which must change nothing, on this thread. If `work` must wait, repeat it in a worker thread.
+        """Call `work` on this thread or, if it raises `WouldBlock` there, in a worker thread, and return its result.
 
-        This is architecture.md, rule 8. Until the compiled loops over batches and keys are loaded, each call runs in
-        a worker thread, because a call that needs the loops waits for them.
+        `work` must change nothing (architecture.md, rule 8). Until the compiled loops over batches and keys are
+        loaded, each call runs in a worker thread, because a call that needs the loops waits for them.
         """
         if self.is_cold:
             return await self._look(work, *arguments)
@@ -123,9 +123,10 @@ class Operations(Handlers[Node]):
         return await self._look(work, *arguments)
 
     async def _look(self, work: Callable[..., _T], *arguments: Any) -> _T:
-        """Call `work`, which must change nothing, in a worker thread.
+        """Call `work`, which must change nothing, in a worker thread, and return its result.
 
-        If `work` needs the network, repeat it in a thread that may wait for the network (`_fetch`).
+        If `work` raises `WouldBlock`, because it needs the network or waits long for a lock, call it again in a
+        thread that may wait for the network (`_fetch`).
         """
         try:
             return await run_in_thread(run_without_network, work, *arguments, limiter=self._workers)
@@ -153,9 +154,10 @@ class Operations(Handlers[Node]):
     # The methods from here on handle requests about nodes and attributes.
 
     def _remember(self, node: Node) -> None:
-        """Count one more lookup of a node. The caller sends the kernel an answer that contains the node.
+        """Count one more lookup of a node. Call this for each answer to the kernel that contains the node.
 
-        If the kernel then knows too many nodes with `is_evictable`, ask it to forget the names of the oldest of them.
+        If the kernel then knows too many of the nodes that are `is_evictable`, ask it to forget the names of the
+        oldest ones.
         """
         for old in self._inodes.remember(node):
             if old.parent is not None:
@@ -165,10 +167,11 @@ class Operations(Handlers[Node]):
                 )
 
     async def stop_growth(self) -> None:
-        """End the notifications that tell the kernel the new sizes of growing files shared by several threads.
+        """Stop telling the kernel the new sizes of those growing files whose descriptors several threads may share.
 
-        Waits at most 20 s for the worker threads that are sending one. Call this before the mount ends: these threads
-        wait in the kernel for readers, and the readers wait for answers of the mount.
+        Waits at most 20 s for the worker threads that are telling one. Call this before the mount ends, while it
+        still answers requests: these threads wait in the kernel for readers, and the readers wait for answers of the
+        mount.
         """
         await self._sizes.stop()
 
@@ -180,10 +183,11 @@ class Operations(Handlers[Node]):
     async def _look_up(
         self, directory: DirectoryNode, name: str, thread: int
     ) -> tuple[Node, pyfuse3.EntryAttributes]:
-        """Return the node of a name and its attributes.
+        """Return the node of a name and its attributes. Raises ENOENT for an unknown name.
 
-        `thread` is the id of the thread that made the request. For a growing file, the result is a new node unless
-        `GrowingSizes.may_look_up` lets this thread use the known one.
+        `thread` is the id of the thread that made the request. For a growing file, the result is a new node if the
+        known node belongs to an open file, is reserved for another thread, or no longer has the size that the kernel
+        was told (module `growing_sizes`).
         """
         node = await self._find(directory, name)
         entry = await self._attributes(node)
@@ -216,7 +220,11 @@ class Operations(Handlers[Node]):
         return entry
 
     async def _find(self, directory: DirectoryNode, name: str) -> Node:
-        """Return the node of a name. A worker thread may make the node, but only the trio thread stores it."""
+        """Return the node that an earlier lookup of the name made, or else a new one.
+
+        A worker thread may make the new node, but only the trio thread stores it in `directory`. Raises ENOENT for an
+        unknown name.
+        """
         return directory.known(name) or directory.adopt(name, await self._run(directory.find, name))
 
     async def getattr(self, inode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
@@ -227,8 +235,9 @@ class Operations(Handlers[Node]):
     ) -> pyfuse3.EntryAttributes:
         """Return the attributes of `node`, which the kernel has looked up before.
 
-        For a growing file, the size is the one that `GrowingSizes.grow` returns. It can be smaller than the present
-        size of the file: if the kernel got a larger size too early, readers would see zeros that are not in the file.
+        For a growing file, this waits until the kernel may be told the present size: if the kernel got this size too
+        early, readers would see zeros that are not in the file. After `stop_growth`, this does not wait, and the size
+        may be the smaller one that the kernel was told before.
         """
         if isinstance(node, GrowingFile):
             end_offset = node.partition.log.state.log_end_offset

@@ -159,9 +159,9 @@ def check_paths(options: MountOptions) -> Path:
     """Check the mountpoint and the log directories, and return the absolute path of the mountpoint.
 
     If the mountpoint has a dead mount (one whose daemon has ended), this function unmounts it, and then checks the
-    directory under it. An error of this last check does not restore the dead mount. Nothing else changes. Raises
-    `InvalidStore` if logfs is already mounted there, or if the mountpoint or a log directory is unsuitable, and
-    `OSError` (EBUSY) if a dead mount cannot be unmounted.
+    directory under it. If this directory is unsuitable, the dead mount stays unmounted. The function changes nothing
+    else. Raises `InvalidStore` if logfs is already mounted there, or if the mountpoint or a log directory is
+    unsuitable, and `OSError` (EBUSY) if a dead mount cannot be unmounted.
     """
     writable = not options.read_only
     return prepare_mountpoint(
@@ -175,8 +175,9 @@ def check_paths(options: MountOptions) -> Path:
 def source_of(options: MountOptions) -> str:
     """Return the source that the mount table shows: `options.source`, or else the log directories, joined by commas.
 
-    mount(8) takes a line of fstab for mounted if the mount table shows the source of the line. It first resolves the
-    symlinks in the line's source if this is one path, but not in a list of paths. This function does the same.
+    In the path of a single log directory, symlinks are resolved; in several paths they are not. mount(8) does the
+    same with the source in a line of fstab, and then searches for it in the mount table, to find out whether the line
+    is mounted already.
     """
     if options.source is not None:
         return options.source
@@ -355,7 +356,8 @@ async def _upkeep(
 ) -> None:
     """Call `work` in a thread every `interval` seconds; less often if `work` takes long or has failed.
 
-    `sleep` pauses for a number of seconds before each call. It may return early, which makes the call early.
+    Before each call of `work`, `sleep` is called with the length of the pause in seconds. If `sleep` returns early,
+    `work` is called early.
     """
     pause = interval
     while True:

@@ -44,10 +44,10 @@ def exact_batches(reader: Reader, offset: int, end: int) -> Iterator[Sequence[Ou
 
 
 def holds_last_batch(reader: Reader, end: int, theirs: bytes) -> bool:
-    """Whether the local batch that ends before the offset `end` equals the first batch in the bytes `theirs`.
+    """Whether the local batch with the last offset `end` - 1 equals the first batch in the bytes `theirs`.
 
-    `theirs` are bytes that were fetched from the cluster, from its batch before `end` on. False if no local batch
-    ends directly before `end`. The leader epochs are not compared.
+    `theirs` were fetched from the cluster, and begin with the batch that ends there before `end`. Returns False if no
+    local batch has the last offset `end` - 1. The leader epochs are not compared.
     """
     # Reads below the log start offset fail. If the log start offset is inside of a batch, `end` - 1 may be below it.
     offset = max(end - 1, reader.log_start_offset)

@@ -85,12 +85,15 @@ class TopicPlan:
 
     @property
     def is_refused(self) -> bool:
-        """Whether the topic is not pushed: it has refusals, or obstacles but no map file for new offsets."""
+        """Whether the topic is not pushed: it has refusals, or obstacles while the push has no `TranslationMap`."""
         return bool(self.refusals or (self.obstacles and not self.is_translated))
 
     @property
     def left(self) -> int:
-        """The number of offsets from `begins` to `ends`. If `is_translated`, some may have been sent before."""
+        """The number of local offsets from `begins` to `ends`, in all partitions together.
+
+        If `is_translated`, an earlier push may have sent records at some of these offsets.
+        """
         return sum(self.ends[number] - sent for number, sent in self.begins.items())
 
 
@@ -246,8 +249,9 @@ class Planner:
     def _check_map(self, plan: TopicPlan, *, is_begun: bool) -> list[str]:
         """Return the reasons why the map of offsets cannot be used for a topic; an empty list if it can be used.
 
-        A reason is that the map is of another log, or lacks records that are in the cluster. `is_begun` tells whether
-        the map has lines for the topic. Lines for records that were not sent are removed from the map.
+        For example, the map was written for another local topic, or it lacks records that are in the cluster.
+        `is_begun` tells whether the map has lines for the topic. Lines for records that were not sent are removed
+        from the map.
         """
         assert self._map is not None
         if is_begun:

@@ -90,7 +90,7 @@ class Push:
         return self._planner.plan(self._topics, report)
 
     def run(self, plans: Sequence[TopicPlan], report: Callable[[PushProgress], object]) -> None:
-        """Push topics as they were planned, except those that are refused.
+        """Push the topics of `plans`, the result of `plan`. A topic whose plan has `is_refused` set is left out.
 
         `report` is called with the progress each time after brokers have appended some batches. Raises
         `ClusterError`, and `OSError` if the map file cannot be written. Batches sent before an error stay in the
@@ -111,7 +111,10 @@ class Push:
         self._commit_groups({plan.name: plan for plan in plans})
 
     def _check_ends(self, plans: Sequence[TopicPlan]) -> None:
-        """Raise `ClusterError` if a log end offset in the cluster is not the one after the last batch of the push."""
+        """Raise `ClusterError` if a partition in the cluster does not end at the offset up to which it was pushed.
+
+        The reason is another program that writes to the topic, or a batch of an earlier push that arrived late.
+        """
         wanted = {(plan.name, number): end for plan in plans for number, end in plan.there.items()}
         for (topic, number), end in self._sender.settled_ends(wanted).items():
             if end != wanted[topic, number]:
@@ -137,7 +140,10 @@ class Push:
         self._sender.ask(partial(Cluster.alter_settings, topic=plan.name, changes=changes))
 
     def _streams(self, plan: TopicPlan) -> Iterator[Iterator[Sequence[Outgoing]]]:
-        """Yield iterators over the batches to send: one per partition, or only one if the records get new offsets."""
+        """Yield iterators over the batches to send: one per partition, or only one if the records get new offsets.
+
+        An item of an iterator is a list of batches, at most one for each partition in the cluster.
+        """
         if not plan.is_translated:
             for each in plan.readers:
                 yield exact_batches(each, plan.begins[each.partition], plan.ends[each.partition])
@@ -217,9 +223,10 @@ class Push:
     def _committed_there(
         self, plan: TopicPlan, commits: Mapping[int, OffsetCommit]
     ) -> dict[int, tuple[int, str]]:
-        """Return the (offset, metadata) to commit for a group in the cluster, by partition number in the cluster.
+        """Return what to commit for a group in the cluster: (offset, metadata) by the number of the partition there.
 
-        `commits` are the group's local commits for the topic of `plan`, by local partition number.
+        `commits` are the group's commits in the store for the topic of `plan`, by the number of the partition in the
+        store. If the topic has new offsets in the cluster, the offsets of the commits are mapped to these.
         """
         if not plan.is_translated:
             return {

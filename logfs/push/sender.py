@@ -140,7 +140,7 @@ class Sender:
     def last_batch(self, place: Place, end: int) -> bytes:
         """Return the bytes of the batch that contains the offset `end` - 1, and of batches after it.
 
-        Returns empty bytes if this offset is outside of the log. Raises `ClusterError` for any other error.
+        Returns b"" if this offset is outside of the log. Raises `ClusterError` if the batch cannot be read.
         """
 
         def fetch(cluster: Cluster) -> Fetched:

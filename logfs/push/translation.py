@@ -38,8 +38,8 @@ class Translation:
     def __init__(self, topic: Topic, ends: Mapping[int, int], offsets: TranslationMap) -> None:
         """Prepare to send `topic` to a cluster; `ends` maps its partitions in the cluster to their log end offsets.
 
-        `offsets` has the old and new offsets of the records that were sent before. The offsets of the records in new
-        batches are added to it.
+        `offsets` is the map file. For the records that were sent before, it has the offsets in the store and in the
+        cluster. The offsets of the records in new batches are added to it.
         """
         self._topic = topic
         self._partitions = len(ends)
@@ -51,8 +51,9 @@ class Translation:
     def batches(self) -> Iterator[Sequence[Outgoing]]:
         """Yield lists of batches to send, each with at most one batch for a partition in the cluster.
 
-        Before a list is yielded, the old and new offsets of its records are durable in the map file. Raises the
-        errors of `Topic.read`, and `OSError` if the file cannot be written.
+        Before a list is yielded, the old and new offsets of its records are durable in the map file
+        (`TranslationMap`). Raises `DamagedRange` at damage in the local log, `OffsetOutOfRange` if the log is
+        truncated meanwhile, and `OSError` if the map file cannot be written.
         """
         here = [each.partition for each in self._topic.partitions]
         is_same = self._partitions == max(here) + 1
@@ -78,12 +79,14 @@ class Translation:
             yield self._built(sorted(self._pending), form)
 
     def _start(self, *, is_same: bool) -> dict[int, int]:
-        """Return the offset at which to begin reading, by local partition: the one after the last record sent.
+        """Return for local partitions where to begin reading: at the offset after the last record that was sent.
 
-        A local partition that is not in the result must be read from its beginning. It is left out if some of its
-        records were sent to a partition with another number: several partitions in the cluster then have its records,
-        each up to a different offset. `is_same` tells whether the topic has as many partitions in the cluster as in
-        the store. If `is_same` is false, the result is empty.
+        This offset is at least the log start: reading begins there if no record of the partition was sent. A
+        partition is left out, and must be read from its log start, if some of its records were sent to a partition
+        with another number: several partitions in the cluster then have its records, each up to a different offset.
+
+        `is_same` tells whether the topic has as many partitions in the cluster as in the store. If it is false, the
+        result is empty.
         """
         found = {}
         for each in self._topic.partitions if is_same else ():

@@ -192,9 +192,10 @@ class TranslationMap:
         return any(each == topic for each, _, _ in self._runs)
 
     def begin(self, topic: str, topic_id: str) -> None:
-        """Set the id of a topic, and replace the file if its lines may differ from the runs of this object.
+        """Set the id of a topic, and rewrite the file if its lines may not be those for the runs of this object.
 
-        The caller must do this before it adds the first run of the topic. Raises `OSError`.
+        This is so after the file was read, because a crash may have cut its last line, and after `keep_sent` has
+        removed lines. The caller must call `begin` before it adds the first run of the topic. Raises `OSError`.
         """
         self._topic_ids[topic] = topic_id
         if not self._is_whole:
@@ -267,9 +268,9 @@ class TranslationMap:
     def _check_whole(self, topic: str, ends: Mapping[int, int]) -> None:
         """Raise `ClusterError` if lines of a topic are missing or out of order.
 
-        For each pair of a local partition and one in the cluster, the local offsets of the lines must ascend. For
-        each partition in the cluster, the offsets that the lines have in it must be contiguous, and the partition
-        must be a key of `ends`.
+        For each pair of a local partition and a partition in the cluster, the local offsets must ascend from line to
+        line. Together, the lines for a partition in the cluster must describe contiguous offsets in it, and this
+        partition must be a key of `ends`.
         """
         there: dict[int, list[Run]] = {}
         for (name, _, number), runs in self._runs.items():
@@ -306,10 +307,11 @@ class TranslationMap:
         """Convert the committed offsets of a consumer group to offsets in the cluster, by partition in the cluster.
 
         `committed` maps local partitions to the group's offsets, and `ends` maps partitions in the cluster to their
-        log end offsets. The keys of the result are the partitions in the cluster that have records of a local
-        partition in `committed`. A value is the offset of the first record that the group has not read, or the log
-        end offset if it has read all. Records of local partitions that are not in `committed` count as unread. The
-        group may read records again if a partition in the cluster has records of several local partitions.
+        log end offsets. The result has each partition in the cluster to which records of a local partition in
+        `committed` were sent. Its value is the offset there of the first record that the group has not read, or the
+        log end offset if the group has read all. Records of local partitions that are not in `committed` count as
+        unread. The group may read records again if a partition in the cluster has records of several local
+        partitions.
         """
         runs_of_topic = [
             (place[1:], runs) for place, runs in self._runs.items() if place[0] == topic

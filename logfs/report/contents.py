@@ -39,9 +39,9 @@ class PartitionReport(NamedTuple):
 
     `local_bytes` leaves out the segments that are only in an object store. `first_ms` is the timestamp of the first
     record, `last_ms` the greatest timestamp of the last batch. `expired_bytes` is the size of the segments that
-    retention would delete now. The next segment is kept: `stays` says why, and `oldest_due_ms` is the time from which
-    on it can be deleted for its age, None for never or unknown. `retention_ms` is a duration, -1 for no limit.
-    `counts` is None for a log that was not read.
+    retention would delete now. `stays` says why retention keeps the oldest of the other segments; it is "" if there
+    is none. `oldest_due_ms` is the time at which that segment is old enough to be deleted, None for never or unknown.
+    `retention_ms` is a duration, -1 for no limit. `counts` is None for a log that was not read.
     """
 
     name: str
@@ -74,11 +74,11 @@ class ReportContents(NamedTuple):
     """The data of the report.
 
     `findings` are those of the audit, None without an audit. `times` maps each topic to the number of its records in
-    each time bucket. A bucket is `bucket_ms` long; its key is its start (ms), or -1 for records without a timestamp.
-    Without an audit, `times` has numbers of offsets instead, taken from the time indexes. The charts show the times
-    from `first_ms` to `last_ms`, -1 if no time is known. They leave out a few records with extreme timestamps if
-    these would make the time axis more than 10 times as long. `problems` are partitions that cannot be opened or
-    read, and log directories that have failed.
+    each time bucket. The key of a bucket is its start (ms), or -1 for records without a timestamp; its length is
+    `bucket_ms`. Without an audit, `times` has numbers of offsets instead, taken from the time indexes. The charts
+    show the times from `first_ms` to `last_ms`, -1 if no time is known. If a few records have extreme timestamps,
+    which would make the time axis more than 10 times as long, the charts leave them out. `problems` are partitions
+    that cannot be opened or read, and log directories that have failed.
     """
 
     log_dirs: Sequence[str]
@@ -169,8 +169,8 @@ def _usual_times(partitions: Sequence[Log]) -> tuple[int, int]:
     """Return the first and the last time (ms) that the charts show, (-1, -1) if no time is known.
 
     The times are estimated from the first and the greatest timestamp of each local segment. They cover all records,
-    unless the earliest 1 % and the latest 1 % of the records make the span more than 10 times as long. These records
-    are then left out.
+    with one exception: the earliest 1 % and the latest 1 % of the records are left out if the time span of all
+    records is more than 10 times as long as that of the rest.
     """
     points: list[tuple[int, int]] = []
     for partition in partitions:

@@ -76,7 +76,7 @@ class Decoder:
         return found
 
     def _refuse(self, number: int, reason: str) -> NotDecodable:
-        """Remember why a schema cannot be used, and return the error to raise."""
+        """Remember why the schema with the id `number` cannot be used, and return the error to raise."""
         if len(self._unusable) >= _MOST_UNUSABLE:
             self._unusable.clear()
         self._unusable[number] = time.monotonic() + _ASK_AGAIN_SECONDS, reason

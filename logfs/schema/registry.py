@@ -29,7 +29,7 @@ _ACCEPT = {"Accept": "application/vnd.schemaregistry.v1+json, application/json"}
 
 
 class Registry:
-    """A source of schemas: a schema registry."""
+    """A schema registry as a source of schemas: `find` returns the schema with an id. Not thread-safe."""
 
     def __init__(self, url: str) -> None:
         """Prepare to use the registry at `url`. No request is sent yet.

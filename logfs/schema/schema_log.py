@@ -79,7 +79,10 @@ class _Schemas(Replay):
         return _DEFAULT_CONTEXT in self.by_id.get(number, {})
 
     def find(self, number: int) -> _Entry | None:
-        """Return the schema with the id `number`: that of the default context, or of the only context with the id."""
+        """Return the schema with the id `number`: that of the default context, or of the only context with the id.
+
+        None if no context has the id, or if the default context lacks it and several others have it.
+        """
         found = self.by_id.get(number, {})
         if len(found) == 1:
             return next(iter(found.values()))
@@ -89,7 +92,7 @@ class _Schemas(Replay):
         """Return, by name, the text of each schema that `entry` refers to, directly or indirectly.
 
         A subject without a context is in the context of the schema that refers to it, or, if it is missing there, in
-        the default context.
+        the default context. A reference to a schema that is not in the log is left out.
         """
         texts: dict[str, str] = {}
         pending = [entry]
@@ -114,9 +117,9 @@ class SchemaLog:
     """
 
     def __init__(self, log_dir: str) -> None:
-        """Open a log directory read-only. The schemas are read later, in `find`.
+        """Open a log directory, mountpoint or bucket read-only. The schemas are read later, in `find`.
 
-        Raises `SchemasUnavailable` if the directory lacks the topic, and the errors of opening a store read-only.
+        Raises `SchemasUnavailable` if it lacks the topic, and the errors of `logfs.open` if it cannot be opened.
         """
         self._name = f"{log_dir}/{PARTITION}"
         self._store = Store(recognition.log_dirs_of([log_dir]), read_only=True, only=PARTITION)

@@ -116,11 +116,11 @@ def write_batches(
 
 
 def offsets_behind_latest(progress: StreamingQueryProgress) -> list[OffsetsBehindLatest | None]:
-    """Return how many offsets each source of a query is behind the end of the log. `progress` is an event of Spark.
+    """Return how many offsets each source of a streaming query is behind the end of the log.
 
-    The result has one item for each source, with the metrics that Kafka's source reports: the minimum, maximum and
-    average over the partitions. The item is None for a source of another format, and for a source of which the event
-    has no offsets.
+    `progress` is the progress event that Spark reports for a micro-batch. The result has one item for each source, in
+    the event's order, with the metrics that Kafka's source reports: the minimum, maximum and average over the
+    partitions. The item is None for a source of another format, and for a source without offsets in the event.
     """
     from logfs.spark.progress import behind_latest
 

@@ -22,10 +22,12 @@ _ARROW_TYPE = pa.struct([("schema_id", pa.int32()), ("json", pa.string()), ("err
 
 
 def decode(column: Column | str, schemas: str) -> Column:
-    """Return a column of structs with the values of `column` decoded to JSON.
+    """Return a column of structs with the values of the binary column `column` decoded to JSON.
 
-    The fields are `schema_id`, `json` (null if a value cannot be decoded) and `error` (the reason). `schemas` is the
-    URL or the path of the schemas. The executors read them, so a path must lead to them on each machine.
+    The fields are `schema_id` (null if a value does not begin with an id), `json` (null if a value cannot be decoded)
+    and `error` (the reason, else null). All three are null for a null value. `schemas` is the URL of a schema
+    registry, or the path of a directory of schema files, or of a log directory with the topic `_schemas`. The
+    executors read the schemas, so a path must lead to them on each machine.
     """
     place = schemas if "://" in schemas else os.path.abspath(schemas)
 

@@ -141,8 +141,8 @@ def local_path(path: str) -> str:
 def local_log_dir(path: str) -> str:
     """Return the plain path in a `file:` URL of a log directory. Anything but a `file:` URL is returned unchanged.
 
-    A `file:` URL of a directory that has files, but is not a log directory, is taken for a bucket in the file system.
-    Buckets must be opened by a URL, so the result is then a `file://` URL.
+    If a `file:` URL leads to a directory that has files but is no log directory, logfs takes the directory for a
+    bucket whose objects are files. A bucket must be opened by a URL, so the result is then a `file://` URL.
     """
     plain = local_path(path)
     is_bucket = plain != path and recognise(plain).kind is PathKind.OTHER

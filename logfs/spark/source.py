@@ -32,9 +32,10 @@ class LogfsDataSource(DataSource):
     def schema(self) -> StructType:
         """Return the columns of Spark's Kafka source; with includeHeaders=true also `headers`.
 
-        If the option `columns` is given, return only the columns that it names. At CREATE TABLE, the first column
-        also gets the options as metadata (see `logfs.spark.catalog`). Raises `ValueError` for an unknown option, for
-        a wrong value of `includeHeaders` or `columns`, and for a table without a path.
+        If the option `columns` is given, return only the columns that it names. At CREATE TABLE, the metadata of the
+        first column also gets the options of the table, because Spark does not pass them to later reads. Raises
+        `ValueError` for an unknown option, for a wrong value of `includeHeaders` or `columns`, and for a table
+        without a path.
         """
         table = options_to_create(self.options)
         options = self.options if table is None else table

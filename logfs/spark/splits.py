@@ -328,12 +328,16 @@ def _columns_again(
 
 
 def _is_deleted(planned: SegmentDescriptor, gone: Gone) -> bool:
-    """Whether the partition of a planned file was deleted, recreated or moved away after the query was planned.
+    """Whether a partition was deleted, recreated or moved away after the query was planned.
 
-    `gone` is the error of the attempt to open the planned file, which a `NotOnHost` gives as its reason. If this
-    machine has the planned log directory, but no directory of the partition, the result is True if the checkpoint of
-    recovery points has no entry for the partition. Raises `NotOnHost` if the checkpoint has an entry or cannot be
-    read, and if this machine does not have the planned log directory.
+    `planned` is a segment of the partition, and `gone` is the error of the attempt to open its file. The directories
+    on this machine are compared with the planned ones by their inode numbers. The result is False if the directory of
+    the partition is the planned one. Otherwise, if the log directory is the planned one, the result is True if
+    another directory has the partition's name, and also if none has it, and the checkpoint of recovery points has no
+    entry for the partition.
+
+    Raises `NotOnHost`, with `gone` as the reason, if the log directory is another one, and if the partition may exist
+    on other machines: its directory is missing, and the checkpoint has an entry for it, or is missing or damaged.
     """
     directory = as_path(planned.directory)
     log_dir = directory.parent

@@ -112,7 +112,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _report(self, message: str, **words: str) -> None:
         """Report a loss: raise `DataLoss` or, if failOnDataLoss is false, log `message`. Log each message only once.
 
-        `words` are further keyword arguments for `splits.report_loss`.
+        `message` says what is lost. `words` may have `otherwise`, a text that says how the query goes on if
+        failOnDataLoss is false; by default, it continues without the lost records.
         """
         if message not in self._reported:
             splits.report_loss(message, fail=self.options.fail_on_data_loss, **words)
@@ -124,8 +125,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         Spark calls this again if the query failed before its first micro-batch was committed. If the option
         `initialOffsetsPath` is given, the first call stores the offsets in this file, and later calls return those in
-        the file. Raises `ValueError` if the options name a topic or partition that does not exist, and if that file
-        is not JSON; the errors of `resolve`; and `LogfsError` or `OSError` if the log directories cannot be read.
+        the file.
+
+        Raises `LogfsError` or `OSError` if the log directories cannot be read. Raises `ValueError` if
+
+        - the options name a topic or partition that does not exist,
+        - an option gives offsets or timestamps by partition, but not for exactly the partitions that are read,
+        - a starting timestamp is later than all records, unless startingOffsetsByTimestampStrategy is latest, or
+        - the file `initialOffsetsPath` is not JSON.
         """
         path = self.options.initial_offsets_path
         if path is not None and os.path.exists(path):
@@ -202,7 +209,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return a snapshot of the partitions, after a wait of at most one second for missing partitions.
 
         A partition is missing for a moment while it is moved between log directories. The wait ends when all
-        partitions in `known` exist. There is no wait for a partition that the last `_report_gone` found missing.
+        partitions in `known` exist. There is no wait for a partition in `_lost`, which has been reported as missing
+        already.
         """
         look = self._look()
         for _ in range(_LOOKS):
@@ -321,8 +329,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         backlog: Offsets,
         readers: Mapping[TopicPartition, Reader],
     ) -> Offsets:
-        """Return the ends of a micro-batch that maxOffsetsPerTrigger and maxBytesPerTrigger allow, at most `ends`.
+        """Return the offsets at which a micro-batch ends if maxOffsetsPerTrigger and maxBytesPerTrigger limit it.
 
+        Without these options it would go from `begins` to `ends`. The result is at most `ends` in each partition.
         `backlog` has the number of offsets from `begins` to `ends` in each partition.
         """
         most = self.options.max_offsets_per_trigger
@@ -492,7 +501,7 @@ _MEASURED_BYTES = 1 << 30
 
 
 def _bytes_between(reader: Reader, first: int, end: int) -> int:
-    """Return the approximate size of the offsets [first, end) in the .log files, computed from the offset indexes."""
+    """Return about how many bytes the records in [first, end) take in the .log files, from the offset indexes."""
     found = splits.planned(reader, first, end, _MEASURED_BYTES)
     return sum(segment_split.bytes for segment_split in found)
 

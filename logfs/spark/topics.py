@@ -40,9 +40,9 @@ def to_json(
 ) -> OffsetsJson:
     """Return offsets and topic ids in the form that Kafka's source uses in checkpoints, sorted by partition.
 
-    `topic_ids` maps topics to their ids. Each id becomes an entry "topic#id" without partitions. Kafka's source takes
-    such an entry for a topic without offsets, and ignores it. In the options startingOffsets and endingOffsets, both
-    Kafka's source and logfs ignore such an entry.
+    `topic_ids` maps topics to their ids; None stands for no ids. Each id becomes an entry "topic#id" without
+    partitions. Kafka's source ignores such an entry in a checkpoint, because it has no offsets. In the options
+    startingOffsets and endingOffsets, both Kafka's source and logfs ignore it.
     """
     found: OffsetsJson = {}
     for name, offset in sorted(offsets.items()):
@@ -77,8 +77,9 @@ def topic_ids_from_json(offsets: Mapping[str, Mapping[str, Any]]) -> dict[str, s
 def with_former_ids(offsets: OffsetsJson, before: Mapping[str, Any]) -> OffsetsJson:
     """Return `offsets` with an entry "topic#id" for the former id of each topic that has been recreated.
 
-    The entry comes before that of the present id. For example, if the earlier offsets `before` have "t#A", and
-    `offsets` have "t#B", then "t#A" is added. If both have "t#B", a former id in `before` is added.
+    `before` are earlier offsets in the same form. An id in `before` that `offsets` lack is a former id; the last one
+    of a topic is added, before the entry with the present id. For example, if `before` has "t#A" and `offsets` have
+    "t#B", "t#A" is added. If `before` has "t#A" and "t#B", and `offsets` have "t#B", "t#A" is added again.
     """
     present = topic_ids_from_json(offsets)
     former: dict[str, str] = {}
@@ -90,7 +91,11 @@ def with_former_ids(offsets: OffsetsJson, before: Mapping[str, Any]) -> OffsetsJ
 
 
 def recreated_ids(offsets: Mapping[str, Any]) -> dict[str, str]:
-    """Return the present id of each topic for which `offsets` also have a former id (`with_former_ids`)."""
+    """Return the present id of each topic for which `offsets` have more than one entry "topic#id".
+
+    The last entry of a topic has its present id, and the others have former ids: the topic was deleted and created
+    again.
+    """
     named = [name.partition(_ID_MARK)[0] for name in offsets if _ID_MARK in name]
     present = topic_ids_from_json(offsets)
     return {topic: present[topic] for topic in present if named.count(topic) > 1}

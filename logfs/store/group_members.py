@@ -180,8 +180,8 @@ class Membership:
     def _place(self, name: str) -> int:
         """Return the position in the file of the byte to lock for the partition `name` in this group.
 
-        For the name "", return a position within the range of the group's slots. The range begins at this position,
-        rounded down to a multiple of 4,096.
+        The position is a hash of both names. With "" as `name`, it determines the group's slots: the range begins at
+        this position, rounded down to a multiple of 4,096.
         """
         digest = hashlib.blake2b(f"{self._group}\0{name}".encode(), digest_size=8).digest()
         return int.from_bytes(digest, "big") >> 2

@@ -82,9 +82,10 @@ class Groups:
     def committed(self, group: str, name: str) -> OffsetCommit | None:
         """Return the commit of a group for a partition, or None if there is none.
 
-        Raises `InvalidName` and `OSError`. If no commit is found, also raises an error if the commit may be in a
-        partition of `__consumer_offsets` that cannot be read: `PartitionFailed` if such a partition is offline;
-        `InvalidStore` if a log directory of the store has one but was not opened, or is missing from the disk.
+        Raises `InvalidName` and `OSError`. If no commit is found although a partition of `__consumer_offsets` cannot
+        be read, the commit may be in that partition. Then raises `PartitionFailed` if the partition is offline, and
+        `InvalidStore` if it is in a log directory that belongs to the store but was not opened. Also raises
+        `InvalidStore` if such a log directory is missing from the disk, because it may have the partition.
         """
         wanted = names.parse_directory(name)
         with self._following():

@@ -131,11 +131,11 @@ class InternalTopic:
                 raise PartitionFailed(f"{name.directory}: {self.what} are offline: {reason}")
 
     def check_open(self, *names: str, may_be_absent: bool = False) -> None:
-        """Raise `InvalidStore` if a log directory of the store that was not opened has a partition of the topic.
+        """Raise `InvalidStore` if the topic has a partition in a log directory of the store that is not open.
 
-        `names` are the partitions to look for, by default all. A log directory that is missing from the disk is
-        ignored if `may_be_absent` is true; otherwise `InvalidStore` is raised, because the directory may have such a
-        partition. Raises `OSError` for an unreadable directory.
+        `names` are the partitions to look for, by default all. If such a log directory is missing from the disk, it
+        may have a partition: then `InvalidStore` is raised, too, unless `may_be_absent` is true. Raises `OSError` for
+        a directory that cannot be listed.
         """
         here = self.registry.words
         for path in self.registry.missing_log_dirs:
@@ -171,13 +171,13 @@ class Replay:
         self._generation = state.generation
 
     def catch_up(self) -> None:
-        """Apply the records that were appended since the last call or, if that is not enough, all records again.
+        """Apply the records that were appended since the last call, or in two cases all records of the log.
 
-        All records are applied again after a truncation, which changes the log's `generation`. They are also applied
-        again if the segment that was active at the last call has left the log, because compaction may then have
-        removed records that were appended after that call. While this segment is in the log, compaction has removed
-        none of these records: it cleans the segments in the order of their offsets. Raises `WouldBlock` in a thread
-        that must not wait for the disk.
+        The first case is a truncation, which changes the log's `generation`. The second case is that the segment that
+        was active at the last call is no longer in the log: compaction may then have removed records that were
+        appended after that call. As long as that segment is in the log, compaction has removed no such record,
+        because it cleans the segments in the order of their offsets. If there is something to apply, raises
+        `WouldBlock` in a thread that must not wait for the disk.
         """
         log = self.log
         log.refresh()

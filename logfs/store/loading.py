@@ -65,9 +65,10 @@ def open_log_dirs(
 ) -> list[LogDir]:
     """Open log directories, which `check_log_dirs` has accepted, and return them; a missing one is created.
 
-    If at least one directory works, those that cannot be used are returned, too, with `failure` set. `failed` is
-    called with each directory that fails, now or later. Raises `InvalidStore`, `StoreLocked` and, if no directory
-    works, `OSError`.
+    If at least one directory works, those that cannot be used are returned, too, with `failure` set; otherwise
+    `OSError` is raised. `failed` is called with each directory that fails, now or later. Raises `InvalidStore` if no
+    directory or the same one twice is given, for a bucket that is not the only directory, and for a bucket without
+    segments. Raises `StoreLocked` if another store holds the lock of a directory.
     """
     paths = [as_path(path).absolute() for path in log_dirs]
     if not paths:
@@ -104,7 +105,7 @@ def open_log_dirs(
 
 
 def _check_log_dir(disk: Disk, path: Path) -> None:
-    """Raise `InvalidStore` if a bucket has no segments; create a local log directory that is missing."""
+    """Create the log directory `path` if it is missing. In a bucket, raise `InvalidStore` if it has no segments."""
     if disk.is_remote:
         if not any(disk.scan(path)):
             raise InvalidStore(
@@ -254,7 +255,8 @@ class PartitionLoader:
     def include(self, name: str) -> None:
         """Add to `unloaded` a partition that the argument `only` has excluded, so that it can be loaded.
 
-        This changes nothing if the partition is not excluded, is unknown, or is in a leased log directory.
+        This changes nothing if the partition is not excluded, is unknown, or is in a log directory that was opened
+        with a lease for another partition.
         """
         registry = self._registry
         if name in registry or name in registry.offline or name not in registry.homes:

@@ -35,10 +35,10 @@ class PartitionIdentity:
                 self._inode = log.disk.stat(log.directory).identity
 
     def is_of(self, log: Log) -> bool:
-        """Whether `log` is a log of the same partition. If it is, the next call compares with `log`.
+        """Whether `log` is a log of the same partition. If so, this object keeps `log` for the next comparison.
 
-        Reads no file if `log` is the object to compare with: that of the last call which returned True, or of the
-        constructor.
+        The first comparison is with the log that was given to the constructor. If `log` is the kept object itself, no
+        file is read.
         """
         before = self._log()
         if before is log:
@@ -62,9 +62,10 @@ class PartitionIdentity:
 
 
 def last_below(log: Log, offset: int) -> Anchor | None:
-    """Return what identifies the batch that holds `offset` - 1 or, if compaction has removed this offset, the next.
+    """Return the header fields that identify the batch with `offset` - 1, the last offset below `offset`.
 
-    Return None if `offset` - 1 is not in the log, if there is no such batch, or if it cannot be read.
+    If compaction has removed this offset, the next batch in the segment counts. Returns None if `offset` - 1 is below
+    the log start or not below the log end, if there is no such batch, or if the batch cannot be read.
     """
     state = log.state
     if not state.log_start_offset < offset <= state.log_end_offset:
@@ -77,10 +78,11 @@ def last_below(log: Log, offset: int) -> Anchor | None:
 
 
 def _may_go_on(before: Log, log: Log) -> bool:
-    """Whether `log` may be a later state of the log `before`, in another log directory.
+    """Whether `log`, in another log directory, may be the same partition as `before`, at a later time.
 
-    It may be if `before` was empty, or if `log` has its last batch. It also may be if this batch may have been
-    removed since: by retention, because `log` starts at or after the end of `before`, or by compaction.
+    True if `before` was empty, or if `log` has the last batch of `before`. Also True if this batch may have been
+    removed meanwhile: by retention, because `log` starts at or after the end of `before`, or because `log` is
+    compacted.
     """
     end = before.state.log_end_offset
     return (

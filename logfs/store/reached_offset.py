@@ -49,7 +49,7 @@ class _Noted(NamedTuple):
 
 
 class ReachedOffset:
-    """An offset below which a reader has read a log, and what tells that the log was truncated below it since.
+    """An offset up to which a reader has read a log. It notices if the log is truncated below this offset later.
 
     A process knows exactly where it has truncated a log itself. A truncation by another process is noticed by the log
     end, by the leader epochs, and by the batch before the reached offset.
@@ -73,11 +73,12 @@ class ReachedOffset:
             self._noted = _Noted.of(log, state, cuts, offset)
 
     def truncation_below(self, log: Log, offset: int) -> Truncation | None:
-        """Return the truncation below `offset`, at which the reader is about to read on; None if there was none.
+        """Return the truncation that has removed records below `offset` since the reader read them; None if none has.
 
-        `log` is the partition's log now, which may be another object than before. For example, a reader has reached
-        offset 10, another process truncates the log to 6, and two records are appended. If these have a new leader
-        epoch, the reader goes on at 6, otherwise at the log end, which is 8.
+        `offset` is the offset that the reader reads next, and `log` the partition's log now, which may be another
+        object than before. For example, a reader has reached offset 10, another process truncates the log to 6, and
+        two records are appended. If these have a new leader epoch, the reader goes on at 6, otherwise at the log end,
+        which is 8.
         """
         noted, state, cuts = self._noted, log.state, len(log.cuts)
         found = _truncation(noted, log, offset)

@@ -89,6 +89,10 @@ class UnloadedPartition:
 class PartitionRegistry:
     """The log directories of a store and its partitions, for the parts of a store that work on them.
 
+    Mappings by the name of a partition: `partitions` has the loaded partitions, `unloaded` those not loaded yet,
+    `offline` the errors of those that are offline, and `homes` the log directory of each partition. `deletions` has
+    the directories of deleted partitions, and the times from which they may be removed.
+
     The parts of a store (commits, retention, compaction, …) use this class, not `Store`. Any thread may read the
     attributes. A thread must hold `lock` to change `partitions`, `offline` or `homes`, except at the end of a load. A
     loop over one of these mappings, or over `deletions`, must use a copy: `list(homes)` or `homes.copy().items()`.
@@ -205,9 +209,10 @@ class PartitionRegistry:
             del self.unloaded[name]
 
     def unload(self, unloaded: UnloadedPartition) -> None:
-        """Replace a loaded partition, which was closed, by one that its next use loads again.
+        """Replace a loaded partition, which the caller has closed, by `unloaded`: its next use loads it again.
 
-        Changes nothing if the partition is no longer loaded, because its log directory has failed.
+        `unloaded` is a new object for the same partition. Changes nothing if the partition is no longer loaded,
+        because its log directory has failed.
         """
         name = unloaded.name.directory
         with self._settling:
@@ -332,7 +337,10 @@ class PartitionRegistry:
                 self.unloaded = {n: p for n, p in self.unloaded.copy().items() if n not in lost}
 
     def find_missing_log_dirs(self) -> None:
-        """Set `missing_log_dirs` to the log directories in the `logfs.dirs` files that this store has not opened."""
+        """Set `missing_log_dirs` to those of the store's log directories that are not open here.
+
+        All log directories of the store are listed in the file `logfs.dirs` of each. Does nothing for a bucket.
+        """
         if not self.disk.is_remote:
             here = {Path(os.path.realpath(each.path)) for each in self.log_dirs}
             every = whole_store((each.disk, each.path) for each in self.working)

@@ -117,9 +117,9 @@ class Settings:
 
         `changes` has texts by setting name; None or a blank text removes an override. These errors are raised before
         anything is written: `InvalidSetting` for an unknown name, an invalid value, a value that contradicts another
-        setting, tiering without a bucket, or a change that `LogConfig.check_change` refuses; `LogDirFailed` while a
-        log directory is offline; `InvalidStore` if another log directory of the store, which this process has not
-        opened, also has the settings of the topic.
+        setting, tiering without a bucket, or the end of tiering while `remote.log.delete.on.disable` is false;
+        `LogDirFailed` while a log directory is offline; `InvalidStore` if another log directory of the store, which
+        this process has not opened, also has the settings of the topic.
         """
         if not changes:
             return
@@ -152,7 +152,10 @@ class Settings:
             raise
 
     def _undo(self, topic: str, before: Mapping[str, str], after: Mapping[str, str]) -> None:
-        """Make the overrides of a topic `before` again, if they are still `after`. An `OSError` is logged."""
+        """Restore the overrides `before` of a topic; do nothing if its overrides are no longer `after`.
+
+        If the file cannot be written, the `OSError` is logged, and the overrides stay as they are.
+        """
         with self._lock:
             if self.topic_overrides(topic) is not after:
                 return
@@ -188,9 +191,9 @@ class Settings:
 
         `changes` has texts by setting name; None or a blank text removes an override. These errors are raised before
         anything is written: `InvalidSetting` for an unknown name, an invalid value, a value that contradicts another
-        setting of the broker level or of any topic, or a setting that can no longer be changed; `LogDirFailed` while
-        a log directory is offline; `InvalidStore` if another log directory of the store, which this process has not
-        opened, also has broker-level settings.
+        setting of the broker level or of any topic, or a new number of partitions for `__remote_log_metadata` when it
+        has partitions already; `LogDirFailed` while a log directory is offline; `InvalidStore` if another log
+        directory of the store, which this process has not opened, also has broker-level settings.
         """
         if not changes:
             return
@@ -295,7 +298,7 @@ class Settings:
                     disk.replace_file(log_dir / name, _file_of(overrides))
 
     def _check_log_dirs(self, name: str) -> None:
-        """Raise an error if a change of a settings file could not update its copies in all log directories.
+        """Raise an error if a change of the settings file `name` could not update its copies in all log directories.
 
         An outdated copy could be read later. Raises `LogDirFailed` if a log directory is offline, and `InvalidStore`
         if a log directory of the store that was not opened has a copy.

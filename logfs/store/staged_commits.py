@@ -77,7 +77,12 @@ class Committed(NamedTuple):
 
 
 class Commits:
-    """The commits of a store. One commit runs at a time; a read-only store accepts none."""
+    """The commits of a store. One commit runs at a time; a read-only store accepts none.
+
+    A commit has a part (`CommitPart`) for each partition. A part has the staged batches and their place in the log:
+    the offset and the position (bytes) at which they begin. A part is done when its batches are durable in the log,
+    or when its partition was deleted.
+    """
 
     def __init__(self, registry: PartitionRegistry) -> None:
         """Read the commit files, unless the store is read-only. An error is logged, and raised by each `commit`."""
@@ -203,10 +208,10 @@ class Commits:
     ) -> Sequence[CommitPart]:
         """Make the decision for a commit durable, append the batches, and record that the commit is done.
 
-        Of a commit that is decided already, only the parts that are not done are appended. `home` is the log
-        directory whose commit file records the commit. `sizes` has the size of each part that is not done, by
-        partition. The locks of the partitions are held until the batches are durable. Return the parts of the commit,
-        with the offsets of the batches.
+        Returns the parts of the commit, with the offsets of their batches. If the commit `pending` is decided
+        already, only its parts that are not done are appended. `home` is the log directory whose commit file records
+        the commit. `sizes` has the size of each part that is not done, by partition. The locks of the partitions are
+        held until the batches are durable.
         """
         todo = [part for part in pending.parts if not part.done]
         partitions = {part.partition: self._registry.writable(part.partition) for part in todo}
@@ -305,7 +310,8 @@ class Commits:
     def discard(self, files: Iterable[StagedFile]) -> None:
         """Remove staged files, except those of commits that are decided but not done.
 
-        Raises the errors of `read_commits`.
+        Raises `Corrupt` and `OSError` if a commit file cannot be read; nothing is removed then. A staged file that
+        cannot be removed now is removed later by upkeep.
         """
         with self._lock:
             # Read the commit files again: a decision whose fsync failed is not in memory, but may be on the disk.
@@ -330,7 +336,8 @@ class Commits:
         """Finish the commits that are decided but not done.
 
         Raises `CommitPending` with the reason if a commit cannot be finished, for example because one of its
-        partitions is not loaded. Also raises the errors of the partitions, and of reading the staged files.
+        partitions is not loaded. Also raises the error of a partition that takes no appends, `Corrupt` for a staged
+        file that is damaged, and `OSError`.
         """
         with self._lock:
             for home, pending in self.pending().items():
@@ -348,9 +355,9 @@ class Commits:
     def _is_present(self, home: LogDir, part: CommitPart) -> bool:
         """Whether the partition to which a decided commit appends `part` still exists. If not, a warning is logged.
 
-        Returns False also if another program has deleted the partition and created a new one with its name. If `part`
-        is not done, the partition counts as new if it has none of the part's staged files and its log ends below
-        `part.base_offset`. If this is `NO_PLACE`, only the files count. Raises `CommitPending` if the partition is
+        Also False if another program has deleted the partition and created a new one with its name. The partition
+        counts as new if `part` is not done, none of the staged files of `part` is in the partition, and the log ends
+        below the place of `part` or the part has no place (`NO_PLACE`). Raises `CommitPending` if the partition is
         not loaded, or if its log directory was not opened.
         """
         name = part.partition
@@ -380,12 +387,13 @@ class Commits:
     def clear_place(self, name: str) -> None:
         """Remove from the commit file the place where a decided commit's batches begin in the partition `name`.
 
-        The place is an offset and a position (bytes) in the log. The next opening of the store searches for the
-        batches at this position. If the log start or the cleaner offset is above this offset, it regards the batches
-        as appended. A change of the log that is not an append (a compaction, a truncation or a new log start) makes
-        the place invalid. So call this before each such change, and do not change the log if this raises `LogfsError`
-        or `OSError`. When the batches are appended later, they get a new place. Raises `WouldBlock` in a thread that
-        must not wait.
+        Call this before each change of the log that is not an append (a compaction, a truncation or a new log start).
+        Do not change the log if this raises `LogfsError` or `OSError`. Raises `WouldBlock` in a thread that must not
+        wait.
+
+        The next opening of the store searches for the batches at their place, and regards them as appended if the log
+        start or the cleaner offset is above it. A change that is not an append would make this result wrong. Batches
+        without a place get a new one when they are appended.
         """
         if name not in self.partitions():
             return
@@ -412,10 +420,10 @@ class Commits:
             self._change_parts(name, lambda part: replace(part, done=True))
 
     def _check_log_dir_open(self, home: LogDir, part: CommitPart) -> None:
-        """Raise `CommitPending` if the log directory that had the partition of `part` is not open, or was not read.
+        """Raise `CommitPending` if the partition of `part` may be in a log directory that was not opened or not read.
 
-        This is the log directory that the partition was in when the commit was decided. `home` is the log directory
-        whose commit file records the commit.
+        This is the log directory that the partition was in when the commit was decided: it is not open, or the names
+        of its partitions have not been read. `home` is the log directory whose commit file records the commit.
         """
         known = [str(log_dir.path) for log_dir in self._registry.log_dirs if log_dir.is_known]
         if part.log_dir and part.log_dir not in known:

@@ -122,13 +122,16 @@ class Store:
         log directory, and with `create` a missing one, too, if its parent directory exists. Any other path that is
         not a log directory raises `InvalidStore`, and nothing in it is changed. `clock` returns the time in ms since
         the epoch. `disk` is the `Disk` with which the store reads and writes files, by default one that suits
-        `log_dirs` and `read_only`. `progress` is called with (partition, bytes read, bytes in all) during recovery,
-        perhaps by several threads at the same time. `only` is the name of the one partition to load, or a function
-        that selects partitions by name. The partitions that `only` excludes are not listed. They are loaded only if
-        the store itself needs them, for a decided commit or as part of an internal topic. With `recover` all
-        partitions are recovered, even after a clean shutdown. With `lazy`, a partition is loaded, and recovered if
-        necessary, at its first use or by `load_all`; otherwise the constructor loads all partitions. The errors are
-        those of `logfs.open`.
+        `log_dirs` and `read_only`. The errors are those of `logfs.open`.
+
+        With `lazy`, a partition is loaded, and recovered if necessary, at its first use or by `load_all`; otherwise
+        the constructor loads all partitions. With `recover`, a partition is recovered whenever it is loaded, even
+        after a clean shutdown. `progress` is called with (partition, bytes read, bytes in all) during recovery,
+        perhaps by several threads at the same time.
+
+        `only` is the name of the one partition to load, or a function that returns, for a name, whether to load the
+        partition. Iteration over the store leaves out the other partitions. The store loads one of them only if it
+        needs the partition itself: to finish a commit, or because the partition belongs to an internal topic.
 
         A `Lease` may be given in place of a log directory that another process has locked; it permits work on one
         partition. The URL of a bucket, such as `s3://bucket/prefix`, may be given alone and with `read_only`; the
@@ -397,11 +400,13 @@ class Store:
         """Delete a partition as Kafka does: its directory is renamed now, and removed after `file.delete.delay.ms`.
 
         Until then `undelete` can restore the partition. The committed offsets of consumer groups for the partition
-        are removed, too, and with the last partition of a topic also the topic's settings. Raises `UnknownPartition`,
-        `NotWritable`, the error that keeps the partition offline, `InvalidStore` if a partition of
-        `__consumer_offsets` or the settings to remove are in a log directory of the store that was not opened,
-        `PartitionFailed` if a partition of `__consumer_offsets` is offline, `LogDirFailed` if the settings cannot be
-        removed from a failed log directory, and, with `only_empty`, `PartitionNotEmpty` if the partition has records.
+        are removed, too, and with the last partition of a topic also the topic's settings.
+
+        Raises `UnknownPartition`, `NotWritable`, `OSError`, the error that keeps the partition offline, and, with
+        `only_empty`, `PartitionNotEmpty` if the partition has records. If committed offsets may be out of reach,
+        raises `PartitionFailed` (a partition of `__consumer_offsets` is offline) or `InvalidStore` (it is in a log
+        directory that belongs to the store but was not opened). If the topic's settings cannot be removed from all
+        log directories, raises `LogDirFailed` (one has failed) or `InvalidStore` (one was not opened).
         """
         self._check_writable(name)
         self.deleter.delete(name, only_empty=only_empty)
@@ -594,8 +599,8 @@ class Store:
         """Do the periodic tasks that are due, such as flushes, checkpoints, retention and compaction; may take long.
 
         An error of a task is logged, and the task is tried again later. In a read-only store this only calls
-        `refresh`. If `compaction` is False, nothing is compacted or copied to an object store, which may take
-        minutes; other threads must then call `compactor.run_due` and `remote_log_manager.run_due`.
+        `refresh`. Compaction and copies to an object store may take minutes. If `compaction` is False, this call does
+        neither; other threads must then call `compactor.run_due` and `remote_log_manager.run_due`.
         """
         if self.read_only:
             self.refresh()

@@ -127,11 +127,12 @@ class Topic:
         records: Iterable[Value | Record],
         append: Callable[[str, list[Record]], int],
     ) -> list[tuple[int, int]]:
-        """Append records as `Topic.append` does, but by calls of `append`; return their offsets.
+        """Append records by calls of `append` to the partitions that Kafka's default partitioner chooses.
 
         `append` is called with the name of a partition and the records for it. It must append these records, and
-        return the offset of the first. For each record, the result has (partition number, offset). Raises the errors
-        of `partitions`, `check_partitions` and `append`.
+        return the offset of the first. Returns (partition number, offset) for each record, in the order of `records`.
+        Raises the errors of `partitions`, `check_partitions` and `append`; after an error, the records of some
+        partitions may have been appended.
         """
         partitions = self.partitions
         check_partitions(self.name, partitions)

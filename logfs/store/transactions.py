@@ -105,8 +105,8 @@ class Transactions:
         """Begin a transaction. An open transaction with the same id is aborted; its object then refuses all calls.
 
         `timeout_ms` is only for a broker that takes over the log directory: the broker aborts the transaction when it
-        has been open for this time. Raises `InvalidName` for an empty or too long id, `NotWritable`, and the errors
-        of writes that end an earlier transaction with this id.
+        has been open for this time. Raises `InvalidName` for an empty or too long id, `NotWritable` in a read-only
+        store, and other kinds of `LogfsError` or `OSError` if an earlier transaction with this id cannot be ended.
         """
         if not transactional_id or len(transactional_id.encode()) > 2**15 - 1:
             raise InvalidName(
@@ -231,8 +231,9 @@ class Transactions:
     def settle(self, log: Partition) -> None:
         """Abort, in a restored partition, the transactions that have ended while the partition was deleted.
 
-        `log` is the restored partition. Its records of these transactions were never committed. In a mirror this does
-        nothing. Raises the errors of an append and of a flush.
+        `log` is the restored partition. Its records of these transactions were never committed. Nothing is done in a
+        partition of a mirrored topic, which gets its markers from the other cluster. Raises `LogfsError` or `OSError`
+        if a marker cannot be appended and flushed.
         """
         with self._registry.disk.hold(self._lock):
             if log.config.logfs_mirror_source or not log.producers.open_transactions():
@@ -314,7 +315,10 @@ class Transactions:
             self._carry_out(state)
 
     def writable(self, name: str) -> Partition:
-        """Return a partition for appends. Raises the errors of `Store.writable`."""
+        """Return a partition for appends.
+
+        Raises `UnknownPartition`, `NotWritable` in a read-only store, or the error that keeps the partition offline.
+        """
         return self._registry.writable(name)
 
     def offsets_of(self, group: str, offsets: Mapping[str, int]) -> tuple[Partition, list[Record]]:
@@ -350,9 +354,11 @@ class Transaction:
     def append(self, name: str, records: Iterable[Value | Record]) -> int:
         """Append records to a partition, and return the offset of the first.
 
-        Raises the errors of `Partition.append`, `InvalidProducerEpoch` if a later transaction has aborted this one,
-        and `InvalidTransactionState` if this one has ended, or if an earlier append of it has failed. After a failed
-        append, only `abort` is possible.
+        Raises `InvalidProducerEpoch` if a later transaction has aborted this one, and `InvalidTransactionState` if
+        this one has ended, or if an earlier append of it has failed. Raises `UnknownPartition`, `NotWritable` or the
+        error that keeps the partition offline if it takes no appends at all; the transaction can then go on. Raises
+        `RecordTooLarge`, `InvalidRecord`, `TypeError` or `ValueError` for records that are refused, and
+        `PartitionFailed` or `OSError` if a write fails; then only `abort` is possible.
         """
         with self._transactions.running(self):
             return self._append(self._transactions.writable(name), records, coordinator=False)
@@ -360,7 +366,8 @@ class Transaction:
     def commit_offsets(self, group: str, offsets: Mapping[str, int]) -> None:
         """Commit the next offsets that a group will read, by partition, as part of the transaction.
 
-        Raises the errors of `append` and of `Groups.commit_all`.
+        Raises `UnknownPartition`, `OffsetOutOfRange` for an offset outside of the log, `InvalidName` for an invalid
+        group name, and the same errors as `append`.
         """
         with self._transactions.running(self):
             log, records = self._transactions.offsets_of(group, offsets)
@@ -396,15 +403,20 @@ class Transaction:
         """Make the transaction visible to readers of committed records; it is durable when this returns.
 
         If a marker cannot be written, the error is raised, but the transaction is committed and has ended. Upkeep,
-        the next `begin` with its id, or the next opening of the store writes the missing markers. Also raises the
-        errors of `append`.
+        the next `begin` with its id, or the next opening of the store writes the missing markers. Raises
+        `InvalidProducerEpoch` if a later transaction has aborted this one, `InvalidTransactionState` if this one has
+        ended or an append of it has failed, and `LogfsError` or `OSError` if a write or a flush fails.
         """
         with self._transactions.running(self):
             self._check_whole()
             self._transactions.end(self, commit=True)
 
     def abort(self) -> None:
-        """End the transaction so that no reader of committed records ever sees it. Raises the errors of `commit`."""
+        """End the transaction so that no reader of committed records ever sees it.
+
+        Raises `InvalidProducerEpoch` if a later transaction has aborted this one, `InvalidTransactionState` if this
+        one has ended, and `LogfsError` or `OSError` if a write fails.
+        """
         with self._transactions.running(self):
             self._transactions.end(self, commit=False)
 
@@ -440,7 +452,10 @@ class _Replay(Replay):
 
 
 def _write_marker(log: Partition, producer_id: int, producer_epoch: int, *, commit: bool) -> None:
-    """Append the marker that ends a producer's transaction, with the coordinator epoch of its last marker, or 0."""
+    """Append the marker that commits or aborts a producer's open transaction.
+
+    Its coordinator epoch is that of the producer's previous marker, or 0 if there is none.
+    """
     coordinator_epoch = max(log.producers[producer_id].coordinator_epoch, 0)
     log.end_transaction(
         producer_id, producer_epoch, commit=commit, coordinator_epoch=coordinator_epoch

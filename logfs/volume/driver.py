@@ -27,8 +27,8 @@ logger = logging.getLogger(__name__)
 class VolumeStatus(NamedTuple):
     """A volume as container engines show it.
 
-    `mountpoint` is the path that containers get, "" while the volume is not mounted. `users` is the number of ids
-    that use the volume (see `VolumeDriver`).
+    `mountpoint` is the path that containers get, "" while the volume is not mounted. `users` is the number of ids,
+    usually of containers, that use the volume.
     """
 
     name: str
@@ -186,9 +186,10 @@ class VolumeDriver:
             self._end_unused(volume.options)
 
     def _end_unused(self, options: VolumeOptions) -> None:
-        """Unmount the read-only or the writable mount of a log directory, as `options` say, if no id uses this mount.
+        """Unmount a log directory if no id uses this mount of it.
 
-        The caller must hold the lock of the log directory.
+        `options.logdir` is the log directory. It may have a read-only and a writable mount; `options.ro` says which
+        of them to unmount. The caller must hold the lock of the log directory.
         """
         with self._lock:
             used = [

@@ -123,10 +123,10 @@ class LogMounts:
 
     @staticmethod
     def _run(words: list[str]) -> bool:
-        """Run a `logfs` command. Return True if, after `logfs umount`, the filesystem is still mounted elsewhere.
+        """Run `logfs` with the arguments `words`. Return True if `umount` has left the filesystem mounted elsewhere.
 
-        This is not a failure, and is logged: for example, a container that is starting has copies of all mounts. If
-        the command fails, raises `InvalidStore` with the last line of its standard error.
+        For example, a container that is starting has copies of all mounts. A mount that stays there is logged, and is
+        no failure. If the command fails, raises `InvalidStore` with the last line of its standard error.
         """
         environment = {name: value for name, value in os.environ.items() if name != _MANAGER}
         done = subprocess.run(

@@ -51,10 +51,11 @@ class VolumeOptions:
 
 
 def parse_options(name: str, given: Mapping[str, str], root: Path) -> VolumeOptions:
-    """Return the options of the volume `name`, parsed from `given`.
+    """Return the options of the volume `name`; `given` has their texts, by the names in `VolumeOptions`.
 
-    The default of the option `logdir` is `root`/`name`. Raises `InvalidName` for an invalid name of a volume, topic
-    or partition, and `InvalidSetting` for an invalid option.
+    `ro` is `true` or `false`, or "" for true; `mode` is an octal number. The default of the option `logdir` is
+    `root`/`name`. Raises `InvalidName` for an invalid name of a volume, topic or partition, and `InvalidSetting` for
+    an invalid option.
     """
     if not _NAME.fullmatch(name) or len(name) > _MOST_NAME_BYTES:
         raise InvalidName(

@@ -53,8 +53,9 @@ class LogFile:
     def batches(self, position: int = 0, end: int | None = None) -> Iterator[tuple[int, Batch]]:
         """Yield (position, batch) for each batch that lies completely in the bytes [position, end).
 
-        An `end` of None stands for the end of the file. Raises `Corrupt` for a position outside the file, for a
-        length that no batch can have, and for a batch of magic 2 or more if the file ends within its header.
+        An `end` of None stands for the end of the file. An incomplete last batch is left out. Raises `Corrupt` for a
+        `position` outside the file, for a length field below 14, and for a batch of magic 2 or more that is shorter
+        than a batch header and ends the file.
         """
         if not 0 <= position <= self.size_bytes:
             raise Corrupt(
@@ -94,8 +95,9 @@ class LogFile:
 def _legacy_header(head: memoryview) -> Header:
     """Return the header of a message of magic 0 or 1 in the form of a batch header, with a record count of 1.
 
-    The base offset is the offset in the message's header. In a wrapper, which has compressed messages in its value,
-    that is the offset of the last compressed message.
+    `head` has the first bytes of the message; a batch header's length is enough. The base offset in the result is the
+    offset in the message's header. If the message is a wrapper, which has compressed messages in its value, that is
+    the offset of the last compressed message.
     """
     offset, length, crc, magic, attributes = MESSAGE.unpack_from(head)
     timestamp = NO_TIMESTAMP
@@ -122,10 +124,11 @@ def is_valid(batch: Batch) -> bool:
 
 
 class Shown(NamedTuple):
-    """A record, and its timestamp as it is printed, in ms.
+    """A record, and what is printed with it.
 
-    For a message of magic 0 or 1, `crc` is the message's own CRC, and `is_valid` tells whether it matches. For a
-    record of a batch of magic 2, `crc` and `is_valid` are None.
+    `timestamp` is in ms: the time of the append with LogAppendTime, otherwise the record's own timestamp, -1 for
+    none. For a message of magic 0 or 1, `crc` is the message's own CRC, and `is_valid` tells whether it matches. For
+    a record of a batch of magic 2, `crc` and `is_valid` are None.
     """
 
     record: Record

@@ -40,7 +40,10 @@ class DumpJob:
         self.wrong = False
 
     def fail(self, message: str) -> None:
-        """End the current line, print to standard error why the dump of a file ends early, and set `wrong`."""
+        """Print `message`, the reason why the dump of a file ends early, to standard error, and set `wrong`.
+
+        "logfs: " is printed before the message. An incomplete line of standard output is ended first.
+        """
         self.lines.abandon()
         self.complain(f"logfs: {message}")
 

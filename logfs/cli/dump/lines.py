@@ -42,7 +42,8 @@ class Lines:
     def add(self, fields: Mapping[str, Any], mark: str = "") -> None:
         """Add fields, by name, to the current line.
 
-        In the text output, `mark` precedes the fields if the line has no fields yet. The JSON output has no marks.
+        In the text output, a line whose first fields these are begins with the text `mark`, such as "| ". The JSON
+        output has no marks.
         """
         if self.json:
             self._fields |= fields

@@ -29,7 +29,9 @@ _SNAPSHOT = re.compile(r"([0-9]{20})-([0-9]{10})\.checkpoint")
 def dump(name: str, job: DumpJob) -> None:
     """Dump every batch of the .log or .checkpoint file `name`, valid or not, and its records if they are requested.
 
-    The length field of a batch alone tells where the next one begins. Raises `Corrupt`, `InvalidName` and `OSError`.
+    `job` has the options, and collects the findings. Each batch begins where the length field of the batch before it
+    says: there is no search for the next valid batch after damage. Raises `InvalidName` if the name is not that of
+    such a file, `Corrupt` for an impossible length or malformed records, and `OSError` if the file cannot be read.
     """
     _say_where_it_starts(Path(name).name, job)
     log = LogFile(name)

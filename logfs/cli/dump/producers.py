@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
 
 def dump_aborted(name: str, job: DumpJob) -> None:
-    """Dump every complete entry of the .txnindex file `name`. Raises `Corrupt`, `InvalidName` and `OSError`."""
+    """Dump every complete entry of the .txnindex file `name`.
+
+    Raises `InvalidName` if the file's name does not begin with an offset, `Corrupt` if an entry has a version above
+    0, and `OSError`.
+    """
     names.parse_stem(Path(name).name)
     data = _read(name)
     for version, entry in aborted_transactions.parse_entries(data):
@@ -54,7 +58,7 @@ def _why_corrupt(data: bytes) -> str | None:
     """Return the message that kafka-dump-log prints for an invalid snapshot, or None for a valid one.
 
     The checks are in kafka-dump-log's order, so that a file with several faults gets the same message. For a file
-    that ends too early, the message says `null`.
+    that ends too early, that message gives `null` as the reason.
     """
     schema = "Snapshot failed schema validation: "
     version, crc, count = producer_snapshot.HEADER.unpack(

@@ -99,9 +99,9 @@ def session(arguments: argparse.Namespace, job: str) -> Iterator[SparkSession]:
 
 @contextmanager
 def _later_interrupts() -> Iterator[list[int]]:
-    """Catch SIGINT in the context, and yield the list of the signals that have arrived.
+    """Catch SIGINT in the context, and yield a list, to which each SIGINT adds its signal number.
 
-    If Ctrl-C interrupted the start of a JVM, the JVM would never end.
+    If Ctrl-C interrupted the start of a JVM, the JVM would never end. The caller must check the list after the start.
     """
     arrived: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, _: arrived.append(number))

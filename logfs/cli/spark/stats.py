@@ -43,9 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _file(text: str) -> Path:
-    """Return the path of the plot to write.
+    """Return `text`, the argument of `--plot`, as a path.
 
-    Raises `ArgumentTypeError` if its directory does not exist, so that the command fails before the long count.
+    Raises `ArgumentTypeError` if the directory of the file does not exist. Otherwise the command would notice this
+    only when it writes the plot, after it has counted all records.
     """
     path = Path(text)
     if not path.parent.is_dir():

@@ -222,9 +222,9 @@ class Batch:
     def payload(self) -> bytes | memoryview:
         """The bytes of the records, uncompressed.
 
-        Raises `Corrupt` if the batch's codec does not exist, if the bytes are not a valid stream of the codec, if
-        they decompress to more than `compression.DEFAULT_LIMIT` bytes, or if the header's record count is negative,
-        too large for the bytes, or above `MOST_RECORDS`.
+        Raises `Corrupt` if the batch's codec does not exist, if the bytes are not a valid stream of the codec, or if
+        they decompress to more than `compression.DEFAULT_LIMIT` bytes. Also raises `Corrupt` if the header's record
+        count is negative, above `MOST_RECORDS`, or more than the bytes can hold.
         """
         header = self.header
         payload: bytes | memoryview = self.data[HEADER_SIZE:]
@@ -379,9 +379,9 @@ class Batch:
     def first_at(self, timestamp: int, offset: int) -> tuple[int, int] | None:
         """Return (offset, timestamp) of the first record at or after `offset` with a timestamp >= `timestamp`.
 
-        Returns None if the batch has no such record. Timestamps are in ms. If the header suggests that the batch's
-        first record is the result, this record is decoded alone, and is the result if its timestamp fits. Otherwise
-        all records are decoded. Raises `Corrupt` if a decoded record is malformed.
+        Returns None if the batch has no such record. Timestamps are in ms. If the fields of the header suggest that
+        the batch's first record is the result, only this record is decoded. It is returned if its own timestamp is
+        high enough. Otherwise all records are decoded. Raises `Corrupt` if a decoded record is malformed.
         """
         from logfs.format.batches import columns
 

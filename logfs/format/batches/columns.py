@@ -49,9 +49,10 @@ def is_loaded() -> bool:
 class Columns:
     """Records as columns: row i of every array belongs to the same record. The rows are in offset order.
 
-    `data` is uint8[n]; all starts and ends are positions in it. A length of -1 stands for null. `header_starts` and
-    `header_ends` delimit the encoded headers of a record, `header_counts` is the number of its headers. Timestamps
-    are in ms since the epoch. `timestamp_types` has each record's `TimestampType`: the type may change within a log.
+    `data` has the encoded bytes; all starts and ends are positions in it. A key or value with the length -1 is null.
+    `header_starts` and `header_ends` delimit the encoded headers of a record, `header_counts` is the number of its
+    headers. Timestamps are in ms since the epoch. `timestamp_types` has each record's `TimestampType`: the type may
+    change within a log.
     """
 
     data: NDArray[np.uint8]
@@ -132,8 +133,8 @@ def decode_columns(
     """Return the records of one or more batches as columns that refer to `data`.
 
     `spans` is int64[batches, 5]: where the uncompressed records of each batch start and end in `data`, the record
-    count, the base offset and the base timestamp. Raises `Corrupt` if the bytes of a batch are not exactly that many
-    records.
+    count, the base offset and the base timestamp. All records of the result get the type `timestamp_type`. Raises
+    `Corrupt` if the bytes of a batch are not exactly that many records.
     """
     from logfs.format.kernels import batch_kernels
 

@@ -163,7 +163,7 @@ class _Output:
         return self._kept.getvalue()
 
     def malformed(self, reason: object) -> Corrupt:
-        """Return the error to raise for input that is not a stream of the codec."""
+        """Return the error to raise for input that is not a stream of the codec. Its message ends with `reason`."""
         return Corrupt(f"malformed {self.codec.kafka_name} data: {reason}")
 
 
@@ -197,10 +197,12 @@ def _decompress_streams(
     """Decompress the streams in `view`, one after another, into `output`.
 
     `open_stream` returns the decompressor for the next stream. The input is read in steps of `step_bytes`.
-    `read(stream, step)` returns the whole output of a step, or more bytes than `output` has room for; it raises
-    `error` if the step is malformed. Small steps bound the memory: zstd's decompressor always returns the whole
-    output of a step, and if a stream ends inside a step, `unused_data` is a copy of the rest of the step. Raises
-    `Corrupt` if a stream is malformed or incomplete, or if the output exceeds its limit.
+    `read(stream, step)` returns the decompressed bytes of a step. If these are more than `output.room`, the first
+    `output.room` + 1 of them suffice, because the limit is then exceeded. It raises `error` if the step is malformed.
+
+    Small steps bound the memory: zstd's decompressor always returns the whole output of a step, and if a stream ends
+    inside a step, `unused_data` is a copy of the rest of the step. Raises `Corrupt` if a stream is malformed or
+    incomplete, or if the output exceeds its limit.
     """
     stream = open_stream()
     position = 0
@@ -238,11 +240,12 @@ def _decompress_gzip(view: memoryview, output: _Output) -> None:
 
 
 def _compress_lz4(data: Buffer, level: int) -> bytes:
-    """Return `data` as one LZ4 frame: independent blocks of 64 KiB, a header checksum, no other checksum or size.
+    """Return `data` as one LZ4 frame in the form that Kafka writes, which begins with the bytes `04224d18 60 40 82`.
 
-    The frame begins with the bytes `04224d18 60 40 82`: the magic, two bytes of flags, the header checksum.
+    These bytes are the magic, two bytes of flags, and the checksum of the header. The flags say that the blocks are
+    independent and have up to 64 KiB, and that the frame has no other checksum and no content size.
 
-    Kafka's default level selects the fast compressor. Kafka's other levels, 1 to 17, select the high-compression
+    Level 9, Kafka's default, selects the fast compressor. The other levels from 1 to 17 select the high-compression
     compressor, whose levels are 3 to 12: a level below 3 becomes 3, a level above 12 becomes 12.
     """
     import lz4.frame
@@ -414,9 +417,9 @@ def _after_snappy_header(view: memoryview, position: int, output: _Output) -> in
 
 
 def _snappy_length(block: memoryview, output: _Output) -> int:
-    """Return the uncompressed length of a raw block: the varint of at most five bytes at its beginning.
+    """Return the uncompressed length of a raw Snappy block: the varint of at most five bytes at its beginning.
 
-    Raises `Corrupt` if the varint is not valid.
+    Raises `Corrupt` if the varint is not valid; `output` makes the error.
     """
     try:
         return decode_unsigned(block, 0)[0]

@@ -243,8 +243,8 @@ def is_legacy(data: bytes | bytearray | memoryview, position: int = 0) -> bool:
 def _unpack(outer: LegacyMessage, data: memoryview) -> bytes:
     """Return the bytes of the messages in a wrapper: its value, decompressed.
 
-    `outer` has the fields of the wrapper, `data` its bytes. Raises `Corrupt` if the wrapper's magic does not have its
-    codec, or if the value is not a valid stream of the codec or is too large.
+    `outer` has the fields of the wrapper, `data` its bytes. Raises `Corrupt` if the wrapper has a codec that is not
+    permitted in its magic, such as zstd, or if the value is not a valid stream of the codec or is too large.
     """
     number = outer.attributes & CODEC_MASK
     if number > Codec.LZ4:
@@ -283,8 +283,8 @@ def _assign_offsets(outer: LegacyMessage, inner: list[LegacyMessage]) -> tuple[L
     the stored ones.
 
     Raises `Corrupt` for a wrapper without messages, and if the offsets in the log do not rise or are negative. Unless
-    the wrapper's offset is 0, also raises `Corrupt` if the last message has another stored offset than the wrapper
-    (magic 0), or a higher one (magic 1).
+    the wrapper's offset is 0, also raises `Corrupt` if the stored offset of the last message differs from the
+    wrapper's offset (magic 0), or is above it (magic 1).
     """
     if not inner:
         raise Corrupt(f"message {outer.offset}: a compressed message contains no messages")

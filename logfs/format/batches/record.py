@@ -236,11 +236,11 @@ def decode_record(
 
 
 def find_record(data: bytes | memoryview, count: int, offset_delta: int) -> int | None:
-    """Return the position in `data` of the record with `offset_delta`; None if no record has it.
+    """Return the position in `data` of the record with the offset delta `offset_delta`; None if there is none.
 
-    `data` has the uncompressed records of a batch, `count` is their number. The search ends at the first record whose
-    delta is `offset_delta` or higher. Raises `Corrupt` if the length or a delta of a searched record is malformed, or
-    if the search reaches the end, and bytes follow the last record.
+    `data` has the uncompressed records of a batch, and `count` is their number. The search ends at the first record
+    with this or a greater offset delta. Raises `Corrupt` if the length or a delta of a searched record is malformed.
+    Also raises `Corrupt` if all offset deltas are smaller, and bytes follow the last record.
     """
     position = 0
     for _ in range(count):

@@ -111,10 +111,10 @@ def table(topic: str, partition: int, columns: Columns) -> pa.Table:
 
 
 def grouped(runs: Iterable[ArrowRun]) -> Iterator[list[ArrowRun]]:
-    """Yield groups of runs, in the order of `runs`. The records of a group are to become one Arrow batch.
+    """Split runs into groups, and yield these in the order of `runs`. Each group is to become one Arrow batch.
 
-    A group has at most 20,000 records and about 2 MiB of keys, values and headers. Larger runs are split into parts
-    of equal numbers of records, so a group with a few very large records may exceed 2 MiB.
+    A group has at most 20,000 records and about 2 MiB of keys, values and headers. A run that exceeds this by itself
+    is split into parts of equal numbers of records, so a part with a few very large records may exceed 2 MiB.
     """
     waiting: list[ArrowRun] = []
     rows = size = 0
@@ -131,7 +131,10 @@ def grouped(runs: Iterable[ArrowRun]) -> Iterator[list[ArrowRun]]:
 
 
 def _payload(columns: Columns) -> int:
-    """Return the total size in bytes of the keys, values and headers of the records; a null counts as -1 byte."""
+    """Return the total size in bytes of the keys, values and headers of the records.
+
+    The result is slightly low: a null key or value counts as -1 byte, because `Columns` has the length -1 for it.
+    """
     payload = columns.key_lengths.sum(dtype=np.int64) + columns.value_lengths.sum(dtype=np.int64)
     return int(payload + columns.header_ends.sum() - columns.header_starts.sum())
 

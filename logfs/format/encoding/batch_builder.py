@@ -97,8 +97,8 @@ class BatchFormat(NamedTuple):
     def line_limit(self) -> int:
         """The length in bytes, without the newline, of the longest line that fits in a batch.
 
-        With a codec this is only an estimate, `limit_bytes`: whether a line fits depends on its size after
-        compression.
+        With a codec the result is `limit_bytes`. This is only an estimate, because whether a line fits depends on its
+        size after compression.
         """
         if self.codec is not Codec.NONE:
             return self.limit_bytes
@@ -126,8 +126,9 @@ class NewBatch:
 class Built:
     """The result of building batches: the batches, how much of the input they hold, and the error that stopped it.
 
-    `consumed` counts bytes if the input was lines (`of_lines`), and records if it was records. `refused` is the error
-    for the first line or record that is in no batch; it is None if the batches hold the whole input.
+    `of_lines` is true if the input was lines, and false if it was records. `consumed` counts the bytes of the lines
+    with their newlines, or the records. `refused` is the error for the first line or record that is in no batch; it
+    is None if the batches hold the whole input.
     """
 
     batches: list[NewBatch]
@@ -441,7 +442,10 @@ def build_marker(
 
 
 def _label_growth(form: BatchFormat) -> int:
-    """Return how many bytes the timestamp type of `form` adds to an envelope: 3 for LogAppendTime, else 0."""
+    """Return by how many bytes an envelope is longer with the timestamp type of `form` than with CreateTime.
+
+    The result is 3 for LogAppendTime, whose name is longer, and 0 for CreateTime.
+    """
     return len(form.timestamp_type.label) - len(TimestampType.CREATE_TIME.label)
 
 

@@ -55,7 +55,11 @@ class Binary(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Records as columns. Record i has the headers from `header_offsets`[i] up to `header_offsets`[i + 1]."""
+    """Records as columns: each has a key, a value, a timestamp (-1 for none), and any number of headers.
+
+    `header_keys` and `header_values` have one value for each header. The headers of record i are those with the
+    numbers from header_offsets[i] up to but excluding header_offsets[i + 1].
+    """
 
     keys: Binary
     values: Binary
@@ -68,10 +72,11 @@ class Rows(NamedTuple):
 def build_rows(rows: Rows, order: Int64s, form: BatchFormat) -> Iterator[NewBatch]:
     """Yield complete batches (with header and CRC) of the rows whose numbers are in `order`, in that order.
 
-    The bytes of a batch are valid until the next batch is requested. The records of a batch take at most
-    `TARGET_BYTES` before compression; a larger record is alone in its batch. The sizes of the records as text are not
-    measured: `NewBatch.text` has only the number of records, and 0 for both sizes. Raises `RecordTooLarge` if a batch
-    exceeds the limit of `form`, and `InvalidRecord` for a timestamp below -1.
+    `form` has the codec, the timestamp type and the size limits of the batches. The bytes of a batch are valid until
+    the next batch is requested. The records of a batch take at most `TARGET_BYTES` before compression; a larger
+    record is alone in its batch. The sizes of the records as text are not measured: `NewBatch.text` has only the
+    number of records, and 0 for both sizes. Raises `RecordTooLarge` for a batch that is larger than
+    `form.limit_bytes`, and `InvalidRecord` for a timestamp below -1.
     """
     times = rows.timestamps[order]
     if len(order) and times.min() < NO_TIMESTAMP:
@@ -185,9 +190,9 @@ def _encode_rows(
 ) -> tuple[int, int]:
     """Write the records of the rows order[first], order[first + 1], … to `out` at `position` (kafka-storage 2.2).
 
-    Writes at least one record, and stops before a record that could end after the position `limit` of `out`:
-    bounds[row] is an upper bound of the size of a row's record. The other arrays are the columns of `Rows`. Returns
-    (number of records, position after the last record).
+    The first record is always written. Each further one is written only if it is certain to end at or before the
+    position `limit` of `out`: bounds[row] is an upper bound of the size of a row's record. The other arrays are the
+    columns of `Rows`. Returns (number of records written, position after the last of them).
     """
     base = timestamps[order[first]]
     count = 0

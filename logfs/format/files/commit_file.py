@@ -68,11 +68,13 @@ class CommitPart:
     `partition` is the name of the partition's directory. The batches are those of `files`, one file after the other.
     The first `skip` batches are in the log already: a process appended them before it crashed, and batches of another
     writer follow them. The remaining batches begin at offset `base_offset`, at byte `position` of the segment whose
-    base offset is `segment`. If `base_offset` is NO_PLACE, they have no offsets yet, and are not in the log. They get
-    the leader epoch `leader_epoch` and, if the topic has LogAppendTime, the timestamp `append_time` (ms).
+    base offset is `segment`. If `base_offset` is NO_PLACE, the remaining batches are not in the log and have no
+    offsets yet. The batches get the leader epoch `leader_epoch` and, if the topic has LogAppendTime, the timestamp
+    `append_time` (ms).
 
     If `done` is set, the part needs no more work: its batches are durable, or its partition was deleted. `log_dir` is
-    the log directory that the partition was in when the commit was made, or "" for that of the commit file.
+    the path of the log directory that had the partition when the commit was recorded, "" if the commit file is in the
+    same log directory.
     """
 
     partition: str
@@ -190,10 +192,10 @@ def typed(made: _Made) -> _Made:
 
 
 def checked(kind: str, value: Any) -> Any:
-    """Return `value` unchanged, after a check of its type if `kind` is "int", "str" or "bool".
+    """Check that `value`, which was read from JSON, has the type with the name `kind`, and return it unchanged.
 
-    `kind` is the name of a type; values of other types are not checked. Raises `TypeError` if the value is not of the
-    type `kind`, and `ValueError` for an integer that does not fit in 64 bits.
+    Only the types "int", "str" and "bool" are checked; with any other `kind`, every value is accepted. Raises
+    `TypeError` for a value of another type, and `ValueError` for an integer that does not fit in 64 bits.
     """
     if kind == "int":
         # In Python a bool is also an int, but here it is the wrong type.

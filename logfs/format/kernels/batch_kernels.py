@@ -397,12 +397,13 @@ def short_varint(first: int, second: int) -> tuple[int, int]:
 
 @kernel
 def _plain_value(data: Bytes, position: int) -> tuple[int, int, int]:
-    """Return (start of the value, length of the value, end of the record) for a short record without a key.
+    """Return (start of the value, length of the value, end of the record) for most records without a key.
 
-    The length is -1 if the record has a key, a null value or a varint longer than two bytes. Reads only the 16 bytes
-    from `position` on, which must lie in `data`. The caller must check that the end of the record does, too. Takes
-    half the time of `_any_value`: a call of `short_varint` costs almost nothing, because `short_varint` has no array
-    argument and only one `return`.
+    The length is -1 if the record has a key, a null value or a varint longer than two bytes, or if its value does not
+    end before the end of the record. The caller must then call `_any_value`. Reads only the 16 bytes from `position`
+    on, which must lie in `data`. The caller must check that the end of the record also lies in `data`. Takes half the
+    time of `_any_value`: a call of `short_varint` costs almost nothing, because `short_varint` has no array argument
+    and only one `return`.
     """
     body, size = short_varint(data[np.uint64(position)], data[np.uint64(position + 1)])
     at = position + size
@@ -545,8 +546,8 @@ def write_envelopes(
 
     `prefix` is the beginning of every line, up to the digits of the offset. The arrays from `data` to `header_counts`
     are the columns of the records: a length of -1 stands for null, and starts and ends are positions in `data`. `out`
-    must have room for the sizes that `envelope_sizes` returns and a prefix for each record. Returns the number of
-    bytes written.
+    must have room for the number of bytes that `envelope_sizes` returns, plus a prefix for each record. Returns the
+    number of bytes written.
     """
     position = 0
     for index in range(len(offsets)):
@@ -602,9 +603,10 @@ def scan_batches(data: Bytes, first_offset: int, gaps: bool, rows: Int64s) -> tu
       next offset exceeds an int64.
     - Its base offset is not the expected one: `first_offset` for the first batch, then the offset after the batch
       before. With `gaps` the base offset may also be higher.
-    - Its number of records differs from its number of offsets, and bytes follow that are too few for a header or that
-      have a base offset below the batch's next offset. For example, the batch has 3 records and the offsets 5 to 9,
-      and the next batch begins at 8. The caller must check which offsets belong to the batch.
+    - Its number of records differs from its number of offsets, and the bytes after it do not show that it has all of
+      these offsets: they are fewer than a header, or the base offset in them is below the next offset of the batch.
+      For example, the batch has 3 records and the offsets 5 to 9, and the next batch begins at 8. The caller must
+      check which offsets belong to the batch. If no bytes follow the batch, it is accepted.
     """
     count = 0
     position = 0

@@ -3,12 +3,13 @@
 As in `batch_kernels`, each loop is one pass without the GIL, and allocates nothing. The tests compare the loops with
 plain Python (`tests/log/test_offset_map.py`, `tests/log/test_cleaner.py`). kafka-storage 8.2 to 8.7 has the rules.
 
-A row of `spans` is as in `batch_kernels.decode_spans`: start, end, record count, base offset, base timestamp. `slots`
-is uint64[n, 3], a hash table with open addressing. A slot has the hash of a key (two words) and the offset + 1 of the
-key's newest record. An empty slot has 0 in the last word, and at least one slot is always empty. A key index also
-sets NULL_BIT of the last word if the newest value is null: a key whose newest record has offset 7 has (hash, hash,
-8), or (hash, hash, 8 | NULL_BIT) if that record is a tombstone. `secret`, uint64[2], is the secret key of the hash
-function. `scratch` is uint64[n, 4], working memory for n records; `SCRATCH_SHAPE` is a good size.
+A row of `spans` describes the uncompressed records of one batch: their start and end in `data`, their number, the
+base offset and the base timestamp (ms). `slots` is uint64[n, 3], a hash table with open addressing. A slot has the
+hash of a key (two words) and the offset + 1 of the key's newest record. An empty slot has 0 in the last word, and at
+least one slot is always empty. A key index also sets NULL_BIT of the last word if the newest value is null: a key
+whose newest record has offset 7 has (hash, hash, 8), or (hash, hash, 8 | NULL_BIT) if that record is a tombstone.
+`secret`, uint64[2], is the secret key of the hash function. `scratch` is uint64[n, 4], working memory for n records;
+`SCRATCH_SHAPE` is a good size. A BAD_ code of `batch_kernels` is a negative number that says what is malformed.
 """
 
 from __future__ import annotations
@@ -179,10 +180,11 @@ def put_keys(
 
     Records are stored in offset order: a later record replaces the earlier ones of its key. `used` is the number of
     slots in use; the loop stops before a record that would make this number exceed `limit`. `null_bit` is NULL_BIT to
-    set this bit in the slots of keys whose newest value is null, or 0 to ignore values. `scratch` is working memory.
+    set this bit in the slots of keys whose newest value is null, or 0 to ignore values.
 
-    Returns (spans done, slots in use, last offset stored or -1, outcome). The outcome is GOOD if all spans were done.
-    Otherwise FULL or a BAD_ code tells why the next span was not done; `slots` may already have some of its records.
+    Returns (number of spans done, number of slots in use, last offset stored or -1, outcome). The outcome is GOOD if
+    all spans were done. Otherwise it says why the next span was not finished: FULL if `limit` was reached, or a BAD_
+    code for a malformed record. `slots` may already have some records of this span.
     """
     latest = np.int64(-1)
     for number in range(len(spans)):
@@ -418,10 +420,11 @@ def write_batches(
 ) -> tuple[int, int]:
     """Write to `out` the scanned batches that stay, each with those of its records that stay.
 
-    `rows` are rows of `batch_kernels.scan_batches`. actions[n] tells what to write for batch n: GONE (nothing),
-    COPIED (the batch unchanged), EMPTIED (its header alone) or FILTERED (its header, and its records i with keep[i]
-    set; i counts the records of all rows). The records of a FILTERED batch must be uncompressed in `data`; kept[n] is
-    the number of those that stay. If with_base[n] is set, a FILTERED batch gets the delete horizon bases[n].
+    A row of `rows` describes a batch in `data`, in the columns of `logfs.format.base.batch_rows`. actions[n] tells
+    what to write for batch n: GONE (nothing), COPIED (the batch unchanged), EMPTIED (its header alone) or FILTERED
+    (its header, and its records i with keep[i] set; i counts the records of all rows). The records of a FILTERED
+    batch must be uncompressed in `data`; kept[n] is the number of those that stay. If with_base[n] is set, a FILTERED
+    batch gets the delete horizon bases[n].
 
     Returns (the number of bytes written, the number of batches with a new header). For the i-th batch with a new
     header, rewritten[i] becomes its (start, end) in `out`; the caller must still set the CRC in that header.

@@ -104,9 +104,10 @@ def _digest(module: Path) -> str:
 
 @cache
 def _source(path: Path) -> tuple[bytes, list[Path]]:
-    """Return a hash of a source file, and the paths at which the modules of logfs that it imports could be.
+    """Return a hash of a source file, and the paths of the source files of logfs that it may import.
 
-    The list also has paths that do not exist. The hash and the list are empty if the source file is missing.
+    For `from logfs.a import b`, these are the paths at which `logfs.a` and `logfs.a.b` could be, because `b` may be a
+    module. Some of the paths do not exist. The hash and the list are empty if the source file is missing.
     """
     if not path.is_file():
         return b"", []
@@ -121,7 +122,7 @@ def _source(path: Path) -> tuple[bytes, list[Path]]:
 
 @cache
 def _take_from_installation(module: Path, user_cache: Path) -> None:
-    """Copy a module's compiled kernels from the installation, its `__pycache__`, to `user_cache`.
+    """Copy a module's compiled kernels from the `__pycache__` beside the module to `user_cache`.
 
     `module` is the module's source file, `user_cache` the directory in which numba caches for this user. Only files
     that are missing or older in `user_cache` are copied, and none if NUMBA_CACHE_DIR is set. Without the copies,
@@ -149,7 +150,10 @@ def _take_from_installation(module: Path, user_cache: Path) -> None:
 def _copy_bytes(
     typing_context: Any, out: Any, position: Any, data: Any, start: Any, length: Any
 ) -> tuple[Any, Callable[..., Any]]:
-    """Return the signature of the intrinsic `copy_bytes` for these argument types, and its code generator."""
+    """Return the signature and the code generator of the intrinsic `copy_bytes`, which copies bytes with memcpy.
+
+    All arguments are those that numba passes: its typing context, and the types of the arguments of `copy_bytes`.
+    """
     signature = numba.void(out, numba.int64, data, numba.int64, numba.int64)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

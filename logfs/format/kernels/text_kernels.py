@@ -1,4 +1,8 @@
-"""Compiled loops that measure records as text, and write them as lines of JSON (envelopes) or by a format string."""
+"""Compiled loops that measure records as text, and write them as lines of JSON (envelopes) or by a format string.
+
+An envelope begins with its prefix, which is the same for all records of a partition: the text up to the digits of the
+offset. It also has a label, which is the name of the record's timestamp type, such as `CreateTime`.
+"""
 
 from __future__ import annotations
 
@@ -184,8 +188,9 @@ def _record_size(
 ) -> tuple[int, int, int, int]:
     """Return (size of the value, size of the envelope, offset, end position) of a record. Sizes are in bytes.
 
-    The size of the envelope counts only its offset, timestamp, key, value and headers. The end position is -1 if the
-    record is malformed.
+    The size of the envelope counts the digits of its offset and timestamp, and the JSON of its key, value and
+    headers. It leaves out the prefix, the label, and the constant text that `ENVELOPE_BYTES` counts. The end position
+    is -1 if the record is malformed.
     """
     body, position = get_varint(data, position, end, 5)
     record_end = position + body
@@ -270,9 +275,9 @@ def measure_spans(
     """Measure the text of the records of several batches, in one pass and without decoding them into columns.
 
     A row of `spans` is (start, end, record count, base offset, base timestamp) of a batch's uncompressed records in
-    `data`. `label_bytes` is the length of the timestamp type's label, such as `CreateTime`. For each batch, writes a
-    row (records, bytes of lines, bytes of envelopes without prefixes) to `sizes`, int64[batches, 3], and a row
-    (offset of the first record, offset of the last) to `edges`, int64[batches, 2].
+    `data`. `label_bytes` is the length of the label. For each batch, writes a row (number of records, bytes of the
+    values as lines, bytes of the envelopes without their prefixes) to `sizes`, int64[batches, 3], and a row (offset
+    of the first record, offset of the last) to `edges`, int64[batches, 2].
 
     Returns True if all records are valid. Returns False if a record is malformed, if the records do not end where
     their span ends, or if the offsets within a batch do not rise.
@@ -361,8 +366,8 @@ def _put_head(
 ) -> tuple[int, int, int, int]:
     """Write the head of an envelope, which is its text up to and including `"key":`, to `out` at `start`.
 
-    Returns four distances in bytes from `start`: to the end of the offset, to the start and the end of the timestamp,
-    and to the end of the head.
+    `time` is the record's timestamp, and `timestamp_type` the label. Returns four distances in bytes from `start`: to
+    the end of the offset, to the start and the end of the timestamp, and to the end of the head.
     """
     position = put_integer(out, put_bytes(out, start, prefix), offset)
     offset_end = position - start
@@ -435,11 +440,11 @@ def _put_header_texts(out: Bytes, position: int, data: Bytes, at: int, end: int)
 
 @kernel
 def _put_fields(out: Bytes, position: int, data: Bytes, at: int, end: int) -> int:
-    """Write the rest of a record's envelope, after `"key":`, from data[at:end].
+    """Write the rest of a record's envelope, after `"key":`, to `out` from `position` on.
 
-    `at` is the position of the key's length, and `end` the end of the record. Returns the position in `out` after the
+    data[at:end] is the record without the bytes before its key's length. Returns the position in `out` after the
     envelope. Returns BAD_LENGTH if `at` is negative, if the record is malformed, or if `out` has too little room.
-    Room for this rest of the envelope and ENVELOPE_ROOM more bytes is always enough.
+    `out` has enough room if the rest of the envelope and ENVELOPE_ROOM more bytes fit.
     """
     if at < 0:
         return BAD_LENGTH
@@ -471,9 +476,10 @@ def _put_key_and_value(
 ) -> int:
     """Write the rest of an envelope, after `"key":`, for a record that has no headers and a value that is not null.
 
-    The key begins at `key` (`key_length` is -1 if it is null), the value at `start`. Returns the position in `out`
-    after the envelope, or NO_ROOM if `out` has too little room. Room for this rest of the envelope and ENVELOPE_ROOM
-    more bytes is always enough.
+    The text is written to `out` from `position` on. The key has `key_length` bytes of `data` from `key` on (a length
+    of -1 stands for null), the value `length` bytes from `start` on. Returns the position in `out` after the
+    envelope, or NO_ROOM if `out` has too little room. `out` has enough room if the rest of the envelope and
+    ENVELOPE_ROOM more bytes fit.
     """
     if key_length < 0:
         position = put_bytes(out, position, NULL_WORD)

@@ -94,7 +94,7 @@ class TransactionState(NamedTuple):
 
 
 def parse_transactional_id(key: bytes) -> str | None:
-    """Return the transactional id in a record's key; None for a key of a later release.
+    """Return the transactional id in a record's key, or None if logfs does not know the version of the key.
 
     Raises `Corrupt` if the key is malformed.
     """
@@ -106,7 +106,7 @@ def parse_transactional_id(key: bytes) -> str | None:
 def parse_state(transactional_id: str, value: bytes) -> TransactionState:
     """Return the state in the value of a record whose key has `transactional_id`.
 
-    Raises `Corrupt` if the value is malformed, and `Unsupported` for a version or a status of a later release.
+    Raises `Corrupt` if the value is malformed, and `Unsupported` for a version or a status that logfs does not know.
     """
     fields = _VALUE.parse(value).fields
     try:

@@ -102,7 +102,10 @@ class FormatString:
     """
 
     def __init__(self, form: bytes, partition: TopicPartition) -> None:
-        """Parse a format string. Raises `InvalidName` for an unknown token, such as `%x` or a `%` at the end."""
+        """Parse the format string `form`. The tokens `%t` and `%p` give the topic and the number of `partition`.
+
+        Raises `InvalidName` for an unknown token, such as `%x` or a `%` at the end.
+        """
         fixed = {
             b"t": partition.topic.encode(),
             b"p": b"%d" % partition.partition,

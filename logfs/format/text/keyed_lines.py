@@ -59,7 +59,7 @@ class KeyedLines:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the input so far ends with a complete line, whose record the next line may continue."""
+        """Whether `flush` can end a record now: complete lines of it are kept, and no unfinished line."""
         return bool(self._lines) and not self._unfinished
 
     def write(self, data: bytes) -> bytes:

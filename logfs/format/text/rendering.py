@@ -31,8 +31,8 @@ class View(enum.Enum):
 class TextSize(NamedTuple):
     """The size of the text of some records: their number, and the bytes of their text in each of the two views.
 
-    `envelopes` excludes the prefix of each envelope (topic and partition), which depends on the name of the partition
-    directory and not on its files. The method `size` adds the prefixes.
+    `envelopes` excludes the prefix of each envelope: the beginning of the line, with the topic and the partition. The
+    method `size` adds the prefixes.
     """
 
     records: int

@@ -55,17 +55,20 @@ _LAYOUTS = (Layout.AIVEN, Layout.LOCAL)
 
 
 class StoredSegment(NamedTuple):
-    """How logfs has stored a segment.
+    """How logfs has stored a segment. All sizes are those before compression and encryption.
 
-    `sizes` has the size in bytes of each file except the .log file, by suffix (such as ".index"). A file without an
-    entry is empty or does not exist. `chunk_bytes` is the size of a chunk of the .log file. The chunks are compressed
-    if `is_compressed`, and everything but the manifest is encrypted if `is_encrypted`; all sizes are those before
-    compression and encryption. `first_offset` is the offset of the first record that is not a control record; None if
-    the segment has no such record. `time_offset` is the last offset of the batch with the greatest timestamp; None if
-    no record has a timestamp. `text` has the three numbers of a `TextSize`: how many records the segment has, and how
-    many bytes they take as lines of text and as JSON envelopes (without topic and partition). `crcs` has CRC-32Cs of
-    the stored bytes: first one for each object except the .log file, in the order of the layout (0 for a missing
-    object), then one for each chunk of the .log file. `crcs` is empty if the CRCs are not known.
+    - `chunk_bytes` is the size of a chunk of the .log file. The chunks are compressed if `is_compressed`. Everything
+      but the manifest is encrypted if `is_encrypted`.
+    - `sizes` maps the suffix of each file except the .log file (such as ".index") to its size in bytes. A file that
+      is empty or does not exist is left out.
+    - `first_offset` is the offset of the first record that is not a control record; None if the segment has no such
+      record.
+    - `time_offset` is the last offset of the batch with the greatest timestamp; None if no record has a timestamp.
+    - `text` has the three numbers of a `TextSize`: how many records the segment has, and how many bytes they take as
+      lines of text and as JSON envelopes (without topic and partition).
+    - `crcs` has CRC-32Cs of the stored bytes: first one for each object except the .log file, in the order of
+      `BucketSegment.stored` (0 for a missing object), then one for each chunk of the .log file. It is empty if the
+      CRCs are not known.
     """
 
     layout: Layout

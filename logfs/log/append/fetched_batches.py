@@ -39,16 +39,17 @@ def append_fetched(
     """Append the whole batches in `data` that this log lacks, and return their size in bytes.
 
     `data` is what Kafka's Fetch returns for an offset. It may begin with batches that this log already has, and end
-    with an incomplete batch; these are left out. If offsets are missing before a batch, as after compaction,
-    `note_gap` is called before the batch is appended. It must note in a checkpoint that the log may lack offsets:
-    otherwise the next load of the partition takes the missing offsets for damage. The batches are readable at once,
-    and durable after `flush`. `source` is the expected value of the topic's setting `logfs.mirror.source`: if the
-    setting has another value, nothing is appended and `NotWritable` is raised.
+    with an incomplete batch; these are left out. The batches are readable at once, and durable after `flush`.
+
+    If offsets are missing before a batch, as after compaction, `note_gap` is called before the batch is appended. It
+    must add the partition to the cleaner checkpoint: otherwise the next load of the partition takes the missing
+    offsets for damage. `source` is the value that the topic's setting `logfs.mirror.source` must have, "" if it is
+    not set. If the setting has another value, raises `NotWritable`.
 
     Raises `Corrupt` for bytes that are not a valid batch. A batch that begins before the log end and ends after it is
-    appended if this log is empty; otherwise the two logs differ, and `Corrupt` is raised. Raises `NotWritable`,
-    `PartitionFailed` or `UnknownPartition` if the partition takes no such appends, and the `OSError` of a full disk.
-    Batches that were appended before an error stay.
+    appended if this log is empty; otherwise the two logs differ, and `Corrupt` is raised. Raises `OSError` if the
+    disk is full, `PartitionFailed` if a write fails for another reason or has failed before, and `UnknownPartition`
+    if the partition was deleted. Batches that were appended before an error stay.
     """
     view = memoryview(data)
     start, end, has_gap = _take(partition, view, source, may_have_gaps=False)
@@ -67,9 +68,10 @@ def _take(
 ) -> tuple[int, int, bool]:
     """Append the whole batches in `view` that this log lacks, one run (`ScannedBatches`) at a time.
 
-    Without `may_have_gaps`, stops before a run if offsets are missing before it or between its batches. `source` is
-    the expected value of the topic's setting `logfs.mirror.source`. Returns the positions in `view` at which the
-    appended batches begin and end, and whether missing offsets stopped the call.
+    If offsets are missing before a run or between its batches, and `may_have_gaps` is false, this run and later ones
+    are not appended. `source` is the expected value of the topic's setting `logfs.mirror.source`. Returns (start,
+    end, has_gap): the appended batches are the bytes [start, end) of `view`, and `has_gap` is True if a run was
+    refused because of missing offsets.
     """
     with partition.disk.hold(partition.lock):
         partition.check_mirror(source)

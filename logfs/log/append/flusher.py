@@ -27,10 +27,10 @@ _MOST_UNFLUSHED = 16
 class Flusher:
     """The recovery point of a partition, and the flushes that raise it. Times are ms since the epoch.
 
-    Records below the recovery point are durable. A thread that needs both `lock` and the partition's own lock takes
-    `lock` first. A commit of staged batches, a move to another log directory, closing and truncation hold both locks.
-    Code that drops or replaces segments holds `lock` throughout, and the partition's own lock during the change that
-    readers see.
+    Records below the recovery point are durable. A flush holds `Flusher.lock`. The partition has another lock,
+    `Partition.lock`; a thread that needs both takes `Flusher.lock` first. A commit of staged batches, a move to
+    another log directory, closing and truncation hold both locks. Code that drops or replaces segments holds
+    `Flusher.lock` throughout, and `Partition.lock` during the change that readers see.
     """
 
     def __init__(self, log: Partition, loaded: Loaded) -> None:
@@ -48,9 +48,9 @@ class Flusher:
     def is_due(self) -> bool:
         """Whether at least `flush.messages` records are not flushed, or the last 16 segments have no durable record.
 
-        If the unflushed segments of all partitions hold too many descriptors, a flush is due as soon as one sealed
-        segment is not flushed. The value of `flush.messages` is that of the last append, or that of the opening if
-        nothing was appended since.
+        Also True if a sealed segment is not flushed while the unflushed sealed segments of all partitions use more
+        than half of the file descriptors that sealed segments may have open. The value of `flush.messages` is that at
+        the last append or, if nothing was appended since the partition was opened, that at the opening.
         """
         state, point = self._log.state, self.recovery_point
         segments = state.segments
@@ -73,7 +73,10 @@ class Flusher:
     # The partition and the store call these methods after a change.
 
     def note_append(self, config: LogConfig, now_ms: int) -> None:
-        """Note the value of `flush.messages` at an append. Also note the time of the first append after a flush."""
+        """Note an append at `now_ms`: `is_due` then uses the value of `flush.messages` in `config`.
+
+        The time of the first append after a flush is kept for `is_overdue`.
+        """
         self._flush_messages = config.flush_messages
         if self._unflushed_since_ms is None:
             self._unflushed_since_ms = now_ms

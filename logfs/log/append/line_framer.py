@@ -21,9 +21,9 @@ class LineFramer:
     """Splits the writes of one file handle, of any size, into lines and appends the lines.
 
     `carry` is the beginning of a line whose newline has not arrived yet. `skipped` is the error of a line that was
-    refused before its newline arrived, or None. A write that has only more bytes of the refused line is refused, too.
-    A write that has the end of the refused line and then other bytes is consumed up to the newline of the refused
-    line, without an append. The program then writes the other bytes again.
+    refused before its newline arrived, or None. The next writes contain the rest of this line. A write without bytes
+    of a further line is refused with the same error. Otherwise the write is consumed up to the newline of the refused
+    line, and nothing is appended; the program then writes the bytes after this newline again.
 
     The kernel divides a write(2) of about 1 MiB or more into parts. If the first part is refused, write(2) fails, and
     the kernel does not send the other parts. The newline of the refused line may be in a part that was not sent.
@@ -53,10 +53,10 @@ class LineFramer:
     def write(self, data: bytes) -> AppendResult:
         """Append the lines that one write(2) completes, and keep the unfinished line at the end of `data`.
 
-        In the result, `consumed` counts bytes of `data`. If `refused` is set and `consumed` is 0, write(2) fails with
-        `refused`; if `consumed` is greater, write(2) returns it, and the program writes the rest again. Raises
-        `WouldBlock`, with nothing changed, in a thread that must not wait. Raises `NotWritable`, `PartitionFailed` or
-        `UnknownPartition` if no append can succeed.
+        In the result, `consumed` counts bytes of `data`. If `refused` is set and `consumed` is 0, write(2) must fail
+        with the error `refused`. Otherwise write(2) must return `consumed`; the program then writes the rest again.
+        Raises `WouldBlock`, with nothing changed, if the append would wait in a thread that must not wait. Raises
+        `NotWritable`, `PartitionFailed` or `UnknownPartition` if no append can succeed.
         """
         self.partition.check_appendable()
         done = self._take(data)
@@ -136,7 +136,11 @@ class LineFramer:
         return self._nothing_appended(0, refused)
 
     def _skip(self, data: bytes) -> AppendResult:
-        """Consume the bytes of the refused line at the start of `data`; refuse `data` if it has no other bytes."""
+        """Consume `data` up to the newline of the refused line (`skipped`). If nothing follows it, refuse `data`.
+
+        `data` is also refused if it has no newline. `skipped` becomes None at the newline, and if `data` is a large
+        part of a divided write(2), because the kernel then sends no further part.
+        """
         reason, end = self.skipped, data.find(b"\n") + 1
         if end or len(data) >= _PART_BYTES:
             self.skipped = None
@@ -146,7 +150,8 @@ class LineFramer:
         """Refuse a write because the line that begins with `carry` was not appended. Consume no byte of the write.
 
         `lines` are `carry` and the bytes of the write up to its last newline, and `done` is the result of their
-        append. Keeps `carry` if the disk is full or descriptors are short (`EXHAUSTED`), else drops it.
+        append. If the append failed with an `OSError`, as on a full disk, `carry` is kept, so that the program can
+        repeat the write. If the line itself was refused, `carry` is dropped.
         """
         if isinstance(done.refused, LogfsError):
             if self._last_size >= _PART_BYTES:
@@ -158,9 +163,10 @@ class LineFramer:
         return self._nothing_appended(0, done.refused)
 
     def _is_refused_rest(self, data: bytes) -> bool:
-        """Whether `data` up to its first newline is `refused_rest` or a piece of it. If not, forget `refused_rest`.
+        """Whether the program writes `refused_rest`, or a part of it, again. If not, forget `refused_rest`.
 
-        A piece must begin where the last refused write began or ended (`_rest_from`).
+        Only `data` up to its first newline is compared. It must equal bytes of `refused_rest` that begin
+        where the last refused write began or ended (`_rest_from`).
         """
         rest, end = self.refused_rest, data.find(b"\n") + 1
         piece = data[:end] if end else data

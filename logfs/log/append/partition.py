@@ -121,9 +121,10 @@ class Partition(Log):
         return done.first_offset
 
     def append_lines(self, data: bytes) -> AppendResult:
-        """Append each line as a record's value, up to the first that is refused; `data` ends with a newline.
+        """Append each line of `data` as a record's value, up to the first that is refused.
 
-        Raises `NotWritable`, `PartitionFailed` or `UnknownPartition` if the partition takes no appends at all.
+        `data` must end with a newline. `consumed` in the result counts bytes. Raises `NotWritable`, `PartitionFailed`
+        or `UnknownPartition` if the partition takes no appends at all.
         """
         now_ms, config = self._clock(), self.config
         if config.is_compacted:
@@ -459,9 +460,8 @@ class Partition(Log):
     def _begin_next(self, base_offset: int, now_ms: int) -> Segment:
         """Seal the active segment, write a producer snapshot at its end, and return the next segment.
 
-        After an `OSError`, the old segment stays active. The files of the next segment are removed, because appends
-        to the old segment reuse the offsets of the next one. The files stay if the whole log directory has failed
-        (`LogDirFailed`), or if their removal fails; the message of the error says if the removal has failed.
+        After an `OSError`, the old segment stays active, and the files of the next segment are removed. They stay if
+        the log directory has failed (`LogDirFailed`), or if the removal fails, which the error then says.
         """
         sealed, snapshots = self.active, self.snapshots
         segment = Segment(self.disk, self.directory, base_offset)
@@ -509,7 +509,7 @@ class Partition(Log):
                     raise
 
     def close(self, ended: UnknownPartition | None = None) -> bool:
-        """Flush, trim and close the files; return whether the next opening can trust them without recovery.
+        """Flush the files, trim preallocated space, and close them; return whether the next load skips recovery.
 
         Writes a producer snapshot at the log end if there is none. If a step fails, returns False and leaves the
         files open. Later appends raise `ended`, or `PartitionFailed` if `ended` is None.
@@ -632,11 +632,10 @@ class Partition(Log):
     def drop_oldest(self, count: int) -> Sequence[Segment]:
         """Drop up to `count` of the oldest segments, and return them; their files stay for `file.delete.delay.ms`.
 
-        The caller must first make the new log start offset durable. A segment that ends above the log start is kept,
-        even if the caller counted it: an append or compaction may have extended the segment since. A log that would
-        lose all its segments gets an empty one at the log end. After an error, the segments whose files were not
-        renamed stay in the log; the others have left it. The objects of remote segments stay in the bucket until
-        `store/maintenance/remote_log_manager` deletes them.
+        The caller must first make the new log start offset durable. A segment that ends above the log start is kept:
+        an append or compaction may have extended it since the caller counted. A log that would lose all its segments
+        gets an empty one at the log end. After an error, the segments whose files were not renamed stay in the log.
+        The objects of remote segments stay in the bucket until `store/maintenance/remote_log_manager` deletes them.
         """
         self.check_changeable()
         self.views.pin()

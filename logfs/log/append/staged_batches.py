@@ -55,7 +55,8 @@ class StagedWriter:
     def __init__(self, disk: Disk, directory: Path, writer: str, sequence: int) -> None:
         """Create the file in the partition directory. Raises `FileNotFoundError` if there is no such directory.
 
-        `writer` is the name of the writer that will commit the file, and `sequence` the number of its commit.
+        The file is for commit number `sequence` of the writer whose name in the commit file is `writer`
+        (`CommitLog`).
         """
         self._disk = disk
         self._path = directory / staged_name(writer, sequence, uuid.uuid4().hex)
@@ -134,8 +135,10 @@ def measure_staged(
 ) -> StagedSize:
     """Read staged files in a partition directory, and return the total size of all but the first `skip` batches.
 
-    If `checked_for` (the topic's settings) is given, also checks that these settings allow each batch
-    (`check_staged`), with `now_ms` as the present time. Raises the errors of `read_staged` and `check_staged`.
+    If `checked_for` (the topic's settings) is given, all batches are also checked: raises `RecordTooLarge` or
+    `InvalidRecord` if the settings do not allow a batch. `now_ms`, the present time, is needed to check the
+    timestamps. Raises `Corrupt` if a file does not match its description or has malformed records, and
+    `FileNotFoundError` if a file is missing.
     """
     columns = (SIZE, SPAN_COUNT, MAX_TIMESTAMP)
     found = [np.empty((0, 3), np.int64)]
@@ -152,9 +155,10 @@ def measure_staged(
 def final_batches(disk: Disk, directory: Path, part: CommitPart) -> Iterator[ScannedBatches]:
     """Yield the batches of `part`, the part of a commit for one partition, as the log will have them.
 
-    The first `part.skip` batches are left out. Offsets, leader epoch and, for LogAppendTime, timestamps are set. Each
-    yielded item has many batches. Its `position` is 0, because its bytes are a copy and not a part of a file. Raises
-    the errors of `read_staged`.
+    Many batches are yielded at a time. The first `part.skip` batches are left out. Offsets, leader epoch and, for
+    LogAppendTime, timestamps are set. Each item has the `position` 0, because its bytes are a copy and not a part of
+    a file. Raises `Corrupt` if a staged file does not match its description, and `FileNotFoundError` if it is
+    missing.
     """
     offset, skip = part.base_offset, part.skip
     for staged in part.files:
@@ -370,14 +374,15 @@ def assign_place(
 def reconcile(disk: Disk, directory: Path, part: CommitPart) -> tuple[CommitPart, bool]:
     """Compare `part`, the part of a commit for one partition, with the .log files of the partition.
 
-    Returns an updated part, and whether to write its batches at the place that was assigned to it. The cases are:
+    Returns an updated part, and whether the caller is to write its batches at the place that was assigned to it. The
+    first of these cases that applies decides:
 
     - All batches of the part are in the log, or the log now begins above the place: returns the part with `done` set,
       and False.
     - Batches of another writer are at or after the place: changes no file, and returns the part with `skip` set to
       the number of batches of the part that are in the log, and False.
-    - Nothing is at or after the place, except perhaps batches of the part that a crash has left, whole or cut short:
-      on a writable disk, cuts these off. Returns the part unchanged, and True.
+    - At or after the place are at most some of the part's batches, whole or cut short, as a crash leaves them: on a
+      writable disk, cuts these off. Returns the part unchanged, and True.
 
     Raises `Corrupt` if a staged file does not match its description or if the place is within an existing batch,
     `FileNotFoundError` if a staged file is missing, and `OSError`.

@@ -82,8 +82,8 @@ def check_partitions(topic: str, partitions: Sequence[Log]) -> None:
 class TopicLineFramer(LineFramer):
     """A `LineFramer` whose lines go to the partitions of a topic. The next line goes to `partition`.
 
-    In `TopicEnvelopeFramer`, the next record without a key goes to `partition`. The offsets in the results are not
-    offsets of a log: they number the records of one call from 0.
+    In the subclass `TopicEnvelopeFramer`, the next record without a key goes to `partition`. The offsets in the
+    result of `append` are not offsets of a log: they number the records of this call from 0.
     """
 
     def __init__(self, partitions: Sequence[Partition], partitioner: Partitioner) -> None:
@@ -120,9 +120,10 @@ class TopicLineFramer(LineFramer):
 class TopicEnvelopeFramer(TopicLineFramer, EnvelopeFramer):
     """An `EnvelopeFramer` whose records go to the partitions of a topic; the hash of a key selects the partition.
 
-    The records of one call are appended partition by partition. A record that the topic refuses ends the append:
-    no later record is appended. After a disk error, the bytes before the first record that was not appended are
-    consumed; records after it may be in other partitions.
+    `append` appends its records partition by partition. If the topic refuses a record, `append` appends the records
+    before it, and no later ones. After another error, such as a full disk, later records may already be in other
+    partitions. In the result, `consumed` counts only the bytes before the first record that was not appended, so a
+    program that writes the rest again appends these later records twice.
     """
 
     def append(self, lines: bytes) -> AppendResult:
@@ -166,7 +167,7 @@ class TopicEnvelopeFramer(TopicLineFramer, EnvelopeFramer):
         return AppendResult(0, decoded - len(left) - 1, min(left, default=position), refused)
 
     def _flush(self, waiting: dict[int, list[_Waiting]]) -> None:
-        """Append the records in `waiting` (by partition number), and remove those that were appended from it.
+        """Append the records in `waiting`, by partition number, and remove each appended record from `waiting`.
 
         If a partition refuses a record, raises the reason, and appends nothing to the partitions after it.
         """

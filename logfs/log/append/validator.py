@@ -73,7 +73,7 @@ def batch_format(config: LogConfig) -> BatchFormat:
 
 
 def check_batch(batch: Batch, config: LogConfig, now_ms: int, *, trusted: bool) -> NewBatch:
-    """Check a producer's batch with the checks of a Kafka leader, and convert it to the format of the topic.
+    """Check a producer's batch as the leader of a Kafka partition does, and return it in the format of the topic.
 
     `trusted` means that the batch comes from a group coordinator, and may have no sequence numbers. Raises `Corrupt`
     for bytes that are not a valid batch, `Unsupported` for an old format, and `RecordTooLarge` or `InvalidRecord` for
@@ -97,10 +97,12 @@ def check_batch(batch: Batch, config: LogConfig, now_ms: int, *, trusted: bool) 
 
 
 def check_staged(batch: Batch, config: LogConfig, now_ms: int) -> None:
-    """Raise an error for a staged batch that `check_batch` would refuse or would have to rebuild.
+    """Raise an error for a staged batch that does not fit the topic's present settings.
 
-    A commit cannot rebuild a batch, so the staged batch must fit the topic's present settings as it is. A batch with
-    a producer id is refused, too. Raises `RecordTooLarge`, `InvalidRecord`, and `Corrupt` for malformed records.
+    The checks of the header and of the records are those for a producer's batch, but the base offset may have any
+    value. In addition, the batch must have the codec of the topic (any codec with `compression.type=producer`),
+    because a commit does not compress a batch again, and it must have no producer id. Raises `RecordTooLarge`,
+    `InvalidRecord`, and `Corrupt` for malformed records.
     """
     header = batch.header
     _check_size(len(batch.data), config)

@@ -44,7 +44,10 @@ def clean(
     spend: Spend = lambda _: None,
     begin: Callable[[str], None] = lambda _: None,
 ) -> Cleaned:
-    """Run one round of compaction: note the newest offset of each key in `dirty`, then rewrite the log.
+    """Run one round of compaction: note the newest offset of each key in the part `dirty`, then rewrite the log.
+
+    Returns the offset below which the log is clean now, and the sizes before and after. `now_ms` is the present time,
+    by which delete horizons are set and tombstones removed.
 
     The map of keys takes at most `memory_bytes`, of which the share `load_factor` is used. If the map fills up, the
     round cleans the log only up to the last offset in the map.
@@ -242,10 +245,11 @@ class _Round:
 def groups(
     segments: Sequence[Segment], config: LogConfig, first_uncleanable: int
 ) -> Iterator[list[Segment]]:
-    """Yield groups of adjacent segments. Each group can become one segment within the topic's limits.
+    """Yield groups of adjacent segments. Compaction makes one segment of each group (kafka-storage 8.4).
 
-    The rules are those of kafka-storage 8.4. The last of `segments` counts as if it ended at `first_uncleanable`, an
-    offset at or after its end.
+    If a group has several segments, the sums of the sizes of their .log files and of their indexes are within the
+    limits in `config`, and one segment can have all their offsets. A segment's offsets end at the next base offset,
+    those of the last segment at `first_uncleanable`, which is at or after its end.
     """
     limits = (config.segment_bytes, config.segment_index_bytes, config.segment_index_bytes)
     ends = [segment.base_offset for segment in segments[1:]] + [first_uncleanable][: len(segments)]

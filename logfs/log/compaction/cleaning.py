@@ -18,10 +18,10 @@ class CleaningAborted(LogfsError):
 
 
 class Dirty(NamedTuple):
-    """The part of a log whose keys a round of compaction notes: offsets [first_dirty, first_uncleanable).
+    """The offsets [first_dirty, first_uncleanable), from whose records a round of compaction fills its map of keys.
 
     `first_uncleanable` is the base offset of a segment. The round changes neither this segment nor later ones. The
-    part is empty if `first_dirty` is not below `first_uncleanable`: for example, if the log starts within a segment
+    range is empty if `first_dirty` is not below `first_uncleanable`: for example, if the log starts within a segment
     that cannot be cleaned yet.
     """
 

@@ -27,16 +27,17 @@ _VALUES_UNREAD = np.uint64(0)
 class OffsetMap:
     """The newest offset of each key.
 
-    One thread writes the map; after that, any number of threads may read it. `latest_offset` is the last offset up
-    to which the map is complete, -1 at first.
+    One thread writes the map; after that, any number of threads may read it. `latest_offset` is the offset up to
+    which the records were put into the map, -1 at first. `put` raises it to the offset of each record that it stores.
+    The caller may raise it further, past records that it leaves out.
     """
 
     def __init__(self, memory_bytes: int, load_factor: float, most_keys: int) -> None:
         """Make an empty map of at most `memory_bytes`; it is full when the share `load_factor` of its slots is used.
 
-        The map always has room for one key, and takes no more memory than `most_keys` keys need. Without this limit,
-        a few dozen keys would use most of the 128 MiB that a round may take, because the hashes are spread over the
-        whole table and numpy allocates it in huge pages.
+        The map always has room for one key. It takes no more memory than `most_keys` keys need. Without this second
+        limit, a few dozen keys would use most of `memory_bytes`, because the hashes are spread over the whole table
+        and numpy allocates it in huge pages.
         """
         self.room = max(memory_bytes // SLOT_BYTES, 2)
         count = min(self.room, int(most_keys / max(load_factor, 1 / self.room)) + 2)
@@ -56,9 +57,10 @@ class OffsetMap:
     def put(self, data: NDArray[np.uint8], spans: NDArray[np.int64], first_offset: int) -> int:
         """Put the keys of records at or above `first_offset` into the map; return how many batches fit completely.
 
-        `data` has the decompressed records of several batches. `spans`, int64[batches, 5], has a row for each batch,
-        which tells where in `data` its records are (`PlainBatches`). If the map becomes full, the call stops at the
-        first key that does not fit. Raises `Corrupt` for malformed records.
+        `data` has the decompressed records of several batches. `spans`, int64[batches, 5], has a row for each batch:
+        the start and the end of its records in `data`, their number, the base offset, and the base timestamp (ms). If
+        the map becomes full, the call stops at the first key that does not fit. Raises `Corrupt` for malformed
+        records.
         """
         done, self._used, latest, outcome = compaction_kernels.put_keys(
             data,

@@ -54,11 +54,12 @@ _KEPT_BITS = 0x7F
 
 
 class CleanedTransactions:
-    """The state of all transactions while a log is read from some segment on (Kafka's CleanedTransactionMetadata).
+    """The state of the transactions while compaction reads the batches of a log (Kafka's CleanedTransactionMetadata).
 
-    `aborted` has the entries of all transaction indexes of the log, including those of segments that are not read.
-    `kept` collects the entries for the transaction index of the new segment: one for each abort marker that was read,
-    if data of its transaction was read before. The caller must clear `kept` before each new segment.
+    Compaction need not read all segments, but the argument `aborted` must have the entries of the transaction indexes
+    of all segments. `kept` collects the entries for the transaction index of the new segment: an abort marker that is
+    read adds the entry of its transaction, if batches with data of this transaction were read before it. The caller
+    must clear `kept` before each new segment.
     """
 
     def __init__(self, aborted: Iterable[AbortedTransaction]) -> None:

@@ -100,7 +100,7 @@ class CheckedDisk(Disk):
         self._failed()
 
     def end_changes(self, wait_seconds: float) -> bool:
-        """From now on, refuse every call that changes something. Call this before the directory's lock is released.
+        """Make all later calls that change files raise `LogDirFailed`. Call this before the lock is released.
 
         Waits up to `wait_seconds` for changes that other threads have already begun, and returns whether all of them
         have ended. Reads and fsyncs are still allowed.
@@ -141,8 +141,8 @@ class CheckedDisk(Disk):
     def change(self, work: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         """Call `work`, which changes files, with the given arguments, and return its result.
 
-        Raises `LogDirFailed` if this or an earlier call met a storage error. After `end_changes`, `work` is not
-        called, and the error that `end_changes` has set is raised.
+        Raises `LogDirFailed` if this or an earlier call met a storage error. Also raises it after `end_changes`,
+        without calling `work`.
         """
         thread = threading.get_ident()
         # Add the thread before the check: `end_changes` then either waits for this call or makes it fail.
@@ -165,9 +165,10 @@ class CheckedDisk(Disk):
             raise
 
     def _note(self, error: OSError, subject: object) -> None:
-        """Add a path to an error that names no file. Raises `LogDirFailed` for a storage error.
+        """Raise `LogDirFailed` if `error` is a storage error; otherwise return, and the caller raises `error`.
 
-        `subject` is the first argument of the call that failed. If it is a `File` or a `Path`, its path is added.
+        If `error` names no file, and `subject`, the first argument of the call that failed, is a `File` or a `Path`,
+        the path of `subject` is first added to `error`.
         """
         if error.filename is None and isinstance(subject, (File, Path)):
             # Errors of calls on descriptors have no file name.

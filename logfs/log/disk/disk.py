@@ -201,10 +201,10 @@ class Disk:
         self._set_loop_thread(-1)
 
     def share_blocking(self, other: Disk) -> None:
-        """Forbid blocking reads of the disk `other` in the thread in which they are forbidden for this disk.
+        """Make reads of the disk `other` raise `WouldBlock` in the same thread as reads of this disk.
 
-        The present state of this disk applies to `other` at once, and so does each later call of `forbid_blocking`
-        or `allow_blocking` on this disk.
+        This takes effect at once, and `other` follows each later call of `forbid_blocking` or `allow_blocking` on
+        this disk.
         """
         self._others.append(other)
         other._set_loop_thread(self._loop_thread)
@@ -337,17 +337,19 @@ class Disk:
         return False
 
     def is_cut(self, file: File) -> bool:
-        """Whether `size` leaves out the end of a remote .log file, because the next segment has the same offsets.
+        """Whether a remote .log file is shown only in part, because the next segment has the offsets of the rest.
 
-        The bytes that are left out are not shown to readers. Always False for a local file.
+        The method `size` then returns the size of the part that is shown, the beginning of the file. Always False for
+        a local file.
         """
         return False
 
     def described_end(self, file: File) -> tuple[int, int] | None:
-        """Return the end of a remote .log file from the manifest of its segment, without reading the .log file.
+        """Return where a remote .log file ends, from the manifest that was stored with its segment.
 
-        The result is (the offset after the last record, the greatest timestamp in ms). It is None for a local file,
-        for a segment that another segment follows, and if there is no manifest with valid offsets.
+        The result is (the offset after the last record, the greatest timestamp in ms). The .log file is not read. The
+        result is None for a local file, if the segment is not the last of its partition, and if there is no manifest
+        with valid offsets.
         """
         return None
 
@@ -459,11 +461,11 @@ class Disk:
     def stat_settled(
         self, path: Path, since_ns: int | None = None, *, follow: bool = False
     ) -> tuple[Status, bool]:
-        """Return the status of a path, and whether every later change of the file will alter its mtime.
+        """Return the status of a path, and whether any change of the file after this call will alter its mtime.
 
-        The second value is False if the mtime is very recent: a change within the same step of the filesystem's clock
-        leaves the mtime as it is. "Later" means after the time `since_ns` (ns since the epoch), by default after this
-        call. A symlink is followed only with `follow`.
+        The filesystem's clock advances in steps, and two changes within one step get the same mtime. So the second
+        value is False if the mtime is less than 50 ms before this call. If `since_ns` is given (ns since the epoch),
+        it takes the place of the time of this call. A symlink is followed only with `follow`.
         """
         since_ns = since_ns or time.time_ns()
         found = self.stat(path, follow=follow)
@@ -527,11 +529,12 @@ class Disk:
                 raise
 
     def ensure_file(self, path: Path, data: bytes, *, sync: bool) -> None:
-        """Replace a small file (`put_file`) unless its content is `data` already; with `sync`, sync it in any case.
+        """Replace a small file, as `put_file` does, but only if its content differs from `data`.
 
-        When recovery writes files again after a kill, most of them are unchanged, and a read costs far less than a
-        rename. Without `sync`, the file is overwritten in place if the disk is full (ENOSPC). If the process is
-        killed meanwhile, the file may have new bytes followed by old bytes.
+        With `sync`, the file is synced even if its content is `data` already. When recovery writes files again after
+        a kill, most of them are unchanged, and a read costs far less than a rename. Without `sync`, the file is
+        overwritten in place if the disk is full (ENOSPC). If the process is killed meanwhile, the file may have new
+        bytes followed by old bytes.
         """
         if self._holds(path, data, sync=sync):
             return

@@ -141,10 +141,11 @@ def _make_segments(
 
 
 def _carry_on(segment: LiveSegment, files: Files, following: int | None) -> bool:
-    """Update a known segment from its listed `files`. Return False if a new segment object must replace it.
+    """Update a known segment from its files as they are listed now (`files`); return False if it cannot be kept.
 
-    `following` is the base offset of the next segment, None for the last one. The last segment is sealed if it now
-    has a next segment.
+    A new segment object must then replace it: the .log file is another one, the segment does not end at `following`,
+    or it was cut before it was sealed. `following` is the base offset of the next segment, None for the last one. The
+    segment that was the last one is sealed if it now has a next segment.
     """
     if not segment.is_same(files) or segment.next_base not in (None, following):
         return False
@@ -162,9 +163,9 @@ class _Look(NamedTuple):
     """The result of one check of a partition directory; `listing` is None if the directory was not listed.
 
     `number` is how many times the `LivePartition` had been updated before the check. `identity` is the directory's
-    inode number. `mtime_ns` is the directory's mtime, None if it is so recent that a later change could leave it the
-    same. `remote` are the segments that are only in the object store; their offsets are below those of the segments
-    in `listing`.
+    inode number. `mtime_ns` is the directory's mtime; it is None if the mtime is so recent that the next change of
+    the directory might not alter it. `remote` are the segments that are only in the object store; their offsets are
+    below those of the segments in `listing`.
     """
 
     number: int
@@ -282,7 +283,10 @@ class LivePartition(Log):
     # Following the changes of the files.
 
     def follow_log_start(self, offset: int) -> None:
-        """Apply `offset`, the log start offset that the writing process has put into its checkpoint."""
+        """Set the log start offset to `offset`, the value in the checkpoint of the writing process.
+
+        The log start stays within the offsets of the segments. `refresh` does not read the checkpoint.
+        """
         if offset != self._checkpointed_start:
             with self.disk.hold(self.lock):
                 self._checkpointed_start = offset
@@ -325,10 +329,11 @@ class LivePartition(Log):
         return directory.mtime_ns == self._seen_directory and log == self._seen_log
 
     def _stat_log(self, since_ns: int | None = None) -> tuple[tuple[int, int, int], bool]:
-        """Return (inode, size, mtime) of the last .log file, and whether each later change will alter the mtime.
+        """Return (inode, size, mtime in ns) of the last .log file, and whether every later change alters the mtime.
 
-        "Later" means after this call or, with `since_ns`, after that time (ns since the epoch). In a bucket the file
-        does not change, and the result is constant.
+        A later change is one after this call or, with `since_ns` (ns since the epoch), after that time. The second
+        value is False if the mtime is very recent at that time: two changes within one step of the filesystem's clock
+        have the same mtime. In a bucket the file does not change, and the result is ((0, 0, 0), True).
         """
         if self.disk.is_remote:
             return (0, 0, 0), True
@@ -425,18 +430,21 @@ class LivePartition(Log):
         return changed
 
     def _note_cut(self, segment: Segment) -> None:
-        """Note that another process has truncated the log in `segment`, or at its first offset."""
+        """Record in `cuts` that another process has truncated the log within `segment` or to its base offset.
+
+        The key indexes are dropped, because they may have records that the truncation has removed.
+        """
         self.forget_keys()
         self.cuts = (*self.cuts, segment.base_offset)
 
     def _publish_followed(
         self, segments: Sequence[Segment], last_timestamp: int, *, changes_text: bool = False
     ) -> None:
-        """Make `segments` visible to readers, with the log start of the checkpoint.
+        """Make `segments` visible to readers, with the log start offset from the checkpoint of the writing process.
 
         The log start is raised to the first offset of `segments` if it is below, and lowered to their end if it is
-        above. `last_timestamp` is the timestamp of the last batch (ms). `changes_text` says that bytes of the text
-        views may differ from before, as after any change of the log start.
+        above. `last_timestamp` is the timestamp of the last batch (ms). Set `changes_text` if bytes of the text views
+        may differ from before; it need not be set for a new log start, which is noticed here.
         """
         start = max(self._checkpointed_start, segments[0].base_offset)
         start = min(start, segments[-1].next_offset)

@@ -135,8 +135,9 @@ class LiveSegment(Segment):
     def follow_end(self) -> None:
         """Find the end of the segment in its files. In a large file, begin the search at an index entry near the end.
 
-        In a bucket, the end is taken from the metadata of the segment, if there is any. If the segment cannot be read
-        in the bucket, it counts as one offset long, so that readers do not mistake its start for the log end.
+        In a bucket, the end is taken from the metadata of the segment, if there is any. If the end cannot be found
+        because the segment is corrupt in the bucket, the segment counts as one offset long. Readers then get an error
+        for this offset; otherwise they would take the start of the segment for the log end.
         """
         self._end = SegmentEnd(0, self.base_offset, UNMEASURED)
         if not self._disk.is_remote:
@@ -238,7 +239,8 @@ class LiveSegment(Segment):
     def is_uncut(self) -> bool:
         """Whether a sealed .log file still has the size and mtime that `note_log` noted.
 
-        If `note_log` noted nothing: whether the file still has the last known batch.
+        If `note_log` noted nothing, returns whether the file is at least as long as this segment, and still has the
+        header of the segment's last batch at the same position.
         """
         if self._noted is not None:
             found = self._disk.stat(self.path)
@@ -272,10 +274,11 @@ class LiveSegment(Segment):
         return super()._look_from(offset)
 
     def _start_before(self, offset: int, size: int) -> tuple[int, int]:
-        """Return the position and base offset of a batch at or before `offset`, from the offset index.
+        """Return the position and base offset of a batch at or before `offset`, found with the offset index.
 
-        Uses only an entry that leads to a valid batch in the log that ends at or before the position `size`. Returns
-        (0, base offset of the segment) if there is none.
+        `size` is the position in the .log file at which the search ends. An index entry is used only if a valid batch
+        begins at its position and ends at or before `size`. Entries are tried backwards from the nearest one. Returns
+        (0, base offset of the segment) if none can be used.
         """
         index = self.offset_index
         number = bisect_right(range(len(index)), offset, key=lambda n: index[n].offset) - 1
@@ -304,11 +307,12 @@ class LiveSegment(Segment):
         return super().offset_before(timestamp)
 
     def _time_before(self, timestamp: int) -> TimeEntry:
-        """Return an entry of the time index below `timestamp` whose batch is in the log, or else (-1, base offset).
+        """Return a time index entry with a timestamp below `timestamp`; (-1, base offset) if none is valid.
 
-        An entry with exactly `timestamp` is not returned, because it may be left over from before a truncation. For
-        example, the entry has offset 9, and after the truncation the batches at 7 and 9 both got this timestamp: a
-        search from offset 9 misses the batch at 7.
+        Entries are tried backwards from the nearest one. An entry is valid if its timestamp is the greatest in the
+        batch with its offset. An entry with exactly `timestamp` is not returned, because it may be left over from
+        before a truncation. For example, the entry has offset 9, and after the truncation the batches at 7 and 9 both
+        got this timestamp: a search from offset 9 misses the batch at 7.
         """
         index = self.time_index
         number = bisect_left(range(len(index)), timestamp, key=lambda n: index[n].timestamp) - 1
@@ -360,12 +364,12 @@ class LiveSegment(Segment):
     def _find_next(
         self, position: int, size: int, expected: int
     ) -> tuple[int, Batch] | Damage | None:
-        """Return the batch at `position` if it is whole by now, or the damage there; None for a half-written batch.
+        """Return the whole batch at `position`, or the damage there; None if a batch there may be only half-written.
 
         `expected` is the lowest offset that the batch at `position` may have, and `size` the size of the .log file in
         bytes. Bytes that are not a whole batch are damage if a batch follows, because a writer completes a batch
-        before it begins the next. Such bytes are read twice, because the first read may have met a half-written
-        batch.
+        before it begins the next. To be sure, such bytes are read a second time: the writer may have completed the
+        batch after the first read.
         """
         for _ in range(2):
             walked = self._walk_to(position, size, expected)
@@ -432,9 +436,10 @@ class LiveSegment(Segment):
     def _index_text(self, still: Segment, now: SegmentEnd) -> None:
         """Extend the text index up to `now`, an end of this segment.
 
-        `still` is a copy of this segment that ends at `now` and does not grow. For a sealed segment, the index is
-        loaded from the cache directory or saved there. The index object is replaced and not changed, because readers
-        use it without a lock.
+        `still` is a copy of this segment that ends at `now` and does not grow. The index of a sealed segment is
+        loaded from the cache directory. If the cache has no complete index, the log is read to extend the index,
+        which is then saved there. The index of an active segment is not cached. This method sets `text_index` to a
+        new object. It does not change the old object, because readers use it without a lock.
         """
         is_sealed = self.next_base is not None or self._disk.is_remote
         before, still.text_index = self.text_index, self._another_text_index()
@@ -456,7 +461,7 @@ class LiveSegment(Segment):
         self._watch_indexes()
 
     def _another_text_index(self) -> TextIndex:
-        """Return a new `TextIndex` object for the file of the present `text_index`."""
+        """Return a second `TextIndex` object for the file of `text_index`, which can replace the present object."""
         index = self.new_indexes()[2]
         index.source, index.is_growing = self.text_index.source, self.text_index.is_growing
         index.recreate = self.text_index.recreate

@@ -440,10 +440,10 @@ class KeyIndex:
     # Used by `audit`.
 
     def _words(self) -> NDArray[np.uint64]:
-        """Return uint64[keys, 3], in offset order: each key's hash (2 words) and its newest record's offset + 1.
+        """Bring the index up to date, and return its entries as uint64[keys, 3], in the order of the offsets.
 
-        Leaves out keys whose entry says that the newest value is null, or whose newest record is below the log start
-        offset.
+        An entry is the hash of the key (two numbers), and the offset + 1 of the newest record with the key. Leaves
+        out keys whose entry says that the newest value is null, or whose newest record is below the log start offset.
         """
         from logfs.log.read.key_tables import MemoryTable
 
@@ -500,11 +500,11 @@ def audit(reader: Reader) -> str | None:
 def _differ_by_removed(
     reader: Reader, named: NDArray[np.uint64], right: NDArray[np.uint64]
 ) -> bool:
-    """Whether `named` and `right` differ only in keys whose record in `named` is not in the log any more.
+    """Whether two key indexes agree, except for keys for which `named` leads to a record that is not in the log.
 
-    `named` are the `_words` of the audited index, `right` those of an index that was built from the log. An entry in
-    `named` for a removed record is no error: compaction removes the newest record of a key if its transaction was
-    aborted, or if it is a tombstone. A lookup that does not find the record rebuilds the index.
+    `named` are the entries (`_words`) of the audited index, `right` those of an index that was built from the log. An
+    entry in `named` for a removed record is no error: compaction removes the newest record of a key if its
+    transaction was aborted, or if it is a tombstone. A lookup that does not find the record rebuilds the index.
     """
     rows, right_rows = set(map(tuple, named.tolist())), set(map(tuple, right.tolist()))
     wrong = rows - right_rows

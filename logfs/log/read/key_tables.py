@@ -108,7 +108,8 @@ class MemoryTable:
 def _moved(old: NDArray[np.uint64], slots: NDArray[np.uint64], used: int) -> int:
     """Put the keys of the table `old` into the table `slots`, which has `used` keys; return how many are new.
 
-    Raises `Corrupt` if the keys do not fit: the size of `slots` may come from a file header that states too few keys.
+    Raises `Corrupt` if the keys do not fit. This happens if `slots` was made for the number of keys in a file header,
+    and this number is too low.
     """
     added = int(compaction_kernels.move_slots(old, slots, used))
     if added < 0:

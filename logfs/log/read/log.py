@@ -213,11 +213,11 @@ class Log(Reader):
         """Wait until no truncation is in progress."""
 
     def look_again(self, tries_left: int, gone: Gone) -> None:
-        """Prepare to repeat a read that has raised `gone`, or raise `gone` again if the read must not be repeated.
+        """Prepare to repeat a read that has raised `gone`; raise `gone` if the read must not be repeated.
 
-        `tries_left` is how often the caller can still repeat the read. A partition of a read-only store lists its
-        files again. A `Partition` prepares nothing, but permits a few repetitions: they succeed if another program
-        has cut an index file and another thread has rebuilt it since.
+        `tries_left` is how many more times the caller can repeat the read. In a read-only store, the call lists the
+        files of the partition again. A `Partition` only limits the repetitions to a few. They help if another program
+        has cut an index file, because another thread then rebuilds the index.
         """
         raise NotImplementedError
 
@@ -295,8 +295,8 @@ class CommittedReader(Reader):
         """Return a function that takes a batch's header and returns whether readers see the batch's records.
 
         Control batches and batches of aborted transactions are not seen. `state` is the state of the log when the
-        read began. The function may read the transaction indexes. It then raises `OffsetOutOfRange` if the log has
-        been truncated below the end of `state`.
+        read began. The first call for a transactional batch may read the transaction indexes. This call raises
+        `OffsetOutOfRange` if the log has been truncated below the end of `state`.
         """
         aborted: Aborted | None = None
 

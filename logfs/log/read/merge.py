@@ -21,10 +21,11 @@ _FEW = 64
 
 
 class MergedRows(NamedTuple):
-    """Records as `text` (uint8[n]), one after the other. The text of record i ends before byte `ends[i]` (int64).
+    """Records of one or several logs as text, with the times by which the logs are merged.
 
-    `times` (int64[records], ms) never decrease. The time of a record is the greatest timestamp in its log up to and
-    including this record.
+    `text` (uint8[bytes]) has the records one after the other. The text of record i ends before byte `ends[i]`
+    (int64[records]). `times` (int64[records], ms) never decrease. The time of a record is the greatest timestamp in
+    its log up to and including this record.
     """
 
     times: NDArray[np.int64]
@@ -42,7 +43,10 @@ class MergedRows(NamedTuple):
 
 
 def rising(chunk: Chunk, reached: int) -> NDArray[np.int64]:
-    """Return the greatest timestamp (ms) up to each record of a chunk, but at least `reached`, as int64[records]."""
+    """Return for each record of a chunk the greatest timestamp (ms) in its log up to this record, as int64[records].
+
+    `reached` is the greatest timestamp before the chunk, -1 if there is none.
+    """
     if isinstance(chunk, list):
         times = np.array([-1 if r.timestamp is None else r.timestamp for r in chunk], np.int64)
     else:

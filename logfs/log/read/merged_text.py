@@ -43,7 +43,8 @@ class _Slice(NamedTuple):
     """A part of the merged text: of each log n, the records with offsets in [firsts[n], ends[n]).
 
     The slice begins at byte `start` of the merged text. The slice's records of log n begin at byte `places[n]` of the
-    log's own text. `reached[n]` (ms) is at least the greatest timestamp of log n before the slice.
+    log's own text. The time of each of these records is at least `reached[n]` (ms), a time that no record of log n
+    before the slice exceeds.
     """
 
     start: int
@@ -56,8 +57,8 @@ class _Slice(NamedTuple):
 class _Cursor:
     """A place in the merged text where a read can continue.
 
-    `data` is the last text that the cursor has read: bytes [start, end) of the merged text. `rows` yields the rows
-    after `data`, up to the end of the slice with the number `number`.
+    `data` is the last text that the cursor has read: bytes [start, end) of the merged text. The iterator `rows`
+    yields the records after `data` as text, many at a time, up to the end of slice `number` (from 0).
     """
 
     def __init__(self, start: int, number: int, rows: Iterator[MergedRows]) -> None:
@@ -187,7 +188,10 @@ class MergedText:
         return cursor.data[position - cursor.start : end - cursor.start]
 
     def _advance(self, cursor: _Cursor) -> None:
-        """Move a cursor to the next rows of its slice or, at the end of the slice, to the first rows of the next."""
+        """Read the next text of a cursor's slice or, at the end of the slice, of the next slice into `data`.
+
+        Raises `OffsetOutOfRange` if a truncation has cut off the rest of the text.
+        """
         rows = next(cursor.rows, None)
         while rows is None:
             following = cursor.number + 1
@@ -234,12 +238,12 @@ class MergedText:
         return found
 
     def _rows(self, part: _Slice, time: int) -> Iterator[MergedRows]:
-        """Yield the rows of a slice that have a time >= `time` (ms), those of all logs, in the order of the text."""
+        """Yield the text of a slice's records with a time >= `time` (ms), in the order of the merged text."""
         offsets = self._offsets_at(part, time)
         return merge([self._stream(number, first, part) for number, first in enumerate(offsets)])
 
     def _stream(self, number: int, first: int, part: _Slice) -> Iterator[MergedRows]:
-        """Yield the rows of log `number` that belong to the slice `part` of the text, from the offset `first` on."""
+        """Yield the text of the records of log `number` in the slice `part`, from the offset `first` on."""
         text, at, reached = self._texts[number], first, part.reached[number]
         prefix = envelope.prefix(self._logs[number].name)
         while at < part.ends[number]:

@@ -235,7 +235,10 @@ class CommittedText:
         return at < self._hidden_ranges[self._range_at(at)].end
 
     def _range_at(self, at: int) -> int:
-        """Return the index of the last hidden range that begins at or before byte `at` of the text of all records."""
+        """Return the index of the last hidden range that begins at or before byte `at` of the text of all records.
+
+        There always is such a range, because the first one begins at byte 0.
+        """
         return bisect_right(self._hidden_ranges, at, key=lambda each: each.start) - 1
 
     def _without_hidden(self, at: int) -> int:
@@ -257,9 +260,9 @@ class CommittedText:
     def _follow_truncation(self, stable: int) -> None:
         """Adapt the view to a truncation of the log, and drop the hidden ranges of the records that were cut off.
 
-        The view ends permanently if readers have been told a larger size than the text has after the truncation. It
-        then ends at the lower one of two offsets: the offset of the truncation, and the offset up to which the hidden
-        ranges were known. `stable` is the last stable offset after the truncation. It may be below the offset of the
+        The view ends permanently if `size` has returned a larger size than the text has after the truncation. The
+        view then ends at the offset of the truncation or, if it is lower, at the offset up to which the hidden ranges
+        were known. `stable` is the last stable offset after the truncation. It may be below the offset of the
         truncation, because a transaction whose marker was cut off is open again.
         """
         offset, told = self._searched
@@ -297,10 +300,11 @@ class CommittedText:
     ) -> None:
         """Hide the batches of `aborted` transactions with offsets in [start, end): add their hidden ranges.
 
-        `segments` are those of the view from `start` on, and `left` those of them that have left the log. In the
-        latter, a transactional batch that the log no longer has is hidden, too: another process may have aborted the
-        transaction and then compacted the log, so that no transaction index lists the transaction. If an error is
-        raised, such as `WouldBlock` for a segment in a bucket, no range is added.
+        `segments` are the view's segments from `start` on, and `left` are those of them that the log no longer has.
+        In a segment of `left`, a transactional batch is also hidden if the log no longer has a batch at this offset.
+        The reason is that another process may have aborted the transaction and then compacted the log, so that no
+        transaction index lists the transaction. If an error is raised, such as `WouldBlock` for a segment in a
+        bucket, no range is added.
         """
         ranges = self._hidden_ranges[-1:]
         for segment in segments:
@@ -374,10 +378,10 @@ def _aborted_between(start: int, end: int, *several: Sequence[Segment]) -> Abort
 def _entries_between(
     start: int, end: int, segments: Sequence[Segment]
 ) -> Iterator[AbortedTransaction]:
-    """Yield the aborted transactions with abort markers at or above `start`, in the order of their markers.
+    """Yield the aborted transactions of `segments` with abort markers at or above `start`.
 
-    Stops after an entry with a `last_stable_offset` of at least `end`: each later marker ends a transaction that
-    begins at or above `end`.
+    They are in the order of their markers. The last transaction that is yielded is the first one with a
+    `last_stable_offset` of at least `end`: the transactions with later markers begin at or above `end`.
     """
     for segment in segments:
         entries = segment.txn_index.entries

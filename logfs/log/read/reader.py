@@ -87,9 +87,11 @@ def _last_batch_before(segment: Segment, offset: int) -> Batch | None:
 
 
 def _counted(segment: Segment, entry_number: int) -> Iterator[tuple[int, Batch]]:
-    """Yield the batches of a segment from an entry of its text index on, without control batches.
+    """Yield (records before the batch, batch) for the batches of a segment from a text index entry on.
 
-    Each item is a pair: how many records the segment has before the batch, and the batch.
+    Control batches are left out. The first number counts the segment's records before the batch. An `entry_number` of
+    -1 stands for the start of the segment. Damaged ranges are skipped: the records in those after the entry are not
+    counted.
     """
     entry = segment.text_index[entry_number]
     count = entry.before.records
@@ -258,9 +260,10 @@ class Reader:
         self.disk.check_may_block()
 
     def check_readable(self, offset: int, state: LogState | None = None) -> None:
-        """Raise `OffsetOutOfRange` unless `offset` is in [log start offset, log end offset] of `state`.
+        """Raise `OffsetOutOfRange` unless `offset` is at least the log start offset and at most the log end offset.
 
-        By default, `state` is the present state of the log, whose end may be above the end that this reader shows.
+        Both offsets are those of `state`, by default of the present state of the log with all records. For a reader
+        of committed records, the log end may then be above the end of the records that it shows.
         """
         state = state or self.log.state
         if not state.log_start_offset <= offset <= state.log_end_offset:
@@ -458,9 +461,11 @@ class Reader:
             self._keys = None
 
     def until_found(self, read: Callable[..., T], *arguments: Any) -> T:
-        """Return `read(*arguments)`; if the call raises `Gone`, call `Log.look_again` and repeat the call.
+        """Return `read(*arguments)`; if a file is missing (`Gone`), look at the log again and repeat the call.
 
-        Raises `Gone` if `look_again` raises it again, at the latest after the hundredth attempt.
+        A partition of a read-only store is refreshed before each repetition, and the call is made 100 times at most.
+        A partition that this process writes permits a few repetitions, because an index may have been rebuilt
+        meanwhile. The last call may raise `Gone`.
         """
         for left in reversed(range(TRIES)):
             try:

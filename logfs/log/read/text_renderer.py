@@ -59,11 +59,12 @@ class RenderedRange(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Consecutive ranges of a segment's text. The block is valid while `Segment.content` is the object `content`.
+    """Consecutive ranges of a segment's text.
 
-    A segment gets a new `Segment.content` when it is truncated. `next_number` is the number of the text index entry
-    at which the next block begins; None for the last block of the segment. This last block is valid only while the
-    segment's end is `segment_end`.
+    A segment gets a new object as `Segment.content` when it is truncated. The block is valid while `Segment.content`
+    is the same object as `content`. `next_number` is the number of the text index entry at which the next block
+    begins; None for the last block of the segment. This last block is valid only while the segment's end is
+    `segment_end`.
     """
 
     content: object
@@ -147,7 +148,10 @@ class TextRenderer:
         return size.size(self.view, len(self.prefix))
 
     def sizes_of(self, texts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return text sizes in this view (bytes), as int64[n]; each row of `texts`, int64[n, 3], is a `TextSize`."""
+        """Return the sizes (bytes) of n texts in this view, as int64[n].
+
+        `texts` is int64[n, 3]: each row has the fields of a text's `TextSize`.
+        """
         if self.view is View.LINES:
             return texts[:, 1]
         return texts[:, 2] + texts[:, 0] * len(self.prefix)
@@ -304,8 +308,8 @@ class TextRenderer:
 
         The batches are those from `entry` up to byte `end` of the .log file, and their text is bytes [at, stop) of
         the segment's text. The text index tells only the total size of the text that cannot be read. All of this text
-        is therefore assigned to one damaged range: the first one with bytes in the file or, if none has bytes, the
-        first one.
+        is therefore assigned to one damaged range: the first one that has bytes in the file. If no damaged range has
+        bytes, because batches are missing from the file, it is the first one.
         """
         self._log.check_may_block()
         texts: list[memoryview | Damage] = []

@@ -34,11 +34,12 @@ NO_READER = sys.maxsize
 class TextView:
     """The records from offset `start` on, up to `end` or to the growing log end, as one text.
 
-    Byte 0 is the first byte of the first record at or after `start`. The view only grows: it keeps its segments after
-    they have left the log (rule 4 of docs/architecture.md), so that the same bytes can be read again until
+    The text begins at `first_offset`: at `start`, or at the log start if that is higher or `start` is None. Byte 0 is
+    the first byte of the first record at or after this offset. The view only grows: it keeps its segments after they
+    have left the log (rule 4 of docs/architecture.md), so that the same bytes can be read again until
     `release_before` is called for them. After the log's `generation` has changed, this view still grows, but a new
-    view may have different bytes at the same positions. If a truncation of the log removes records of which readers
-    have been told, the view ends permanently at the offset of the truncation.
+    view may have different bytes at the same positions. If a truncation of the log removes records that a result of
+    `size` has included, the view ends permanently at the offset of the truncation.
 
     Any thread may use it. A thread that must not wait gets `WouldBlock`, and repeats the call in another thread.
     """
@@ -108,10 +109,11 @@ class TextView:
     def follow_truncation(self, has_shown: Callable[[int], bool]) -> tuple[int, bool] | None:
         """Adapt the view to the truncations of the log since the last call.
 
-        Only the lowest offset to which the log was truncated counts. `has_shown` takes this offset, and returns
-        whether readers have been told of a record at or after it. If so, or if the offset is below `first_offset`,
-        the view ends at the offset. Otherwise the view continues with the next appends. Returns the offset, and
-        whether the view ends at it; None if the log was not truncated.
+        Only the lowest of the offsets to which the log was truncated counts. `has_shown` takes this offset, and
+        returns whether readers may know of a record at or after it, for example from a result of `size`. If so, or if
+        the offset is below `first_offset`, the view ends at the offset. Otherwise the view continues with the next
+        appends. Returns (the offset, whether the view ends at it), or None if the log was not truncated since the
+        last call.
         """
         known, state = self._truncations, self.log.state
         if state.truncations is known:
@@ -183,8 +185,8 @@ class TextView:
     def release_before(self, position: int) -> None:
         """Note that readers have passed byte `position`: earlier segments that left the log need not be kept.
 
-        The next `pin` releases these segments, except for the last `KEPT_SEGMENTS`. If `position` is `NO_READER`, it
-        releases all segments that have left the log.
+        The next `pin` releases these segments, except for the last `KEPT_SEGMENTS`. If `position` is `NO_READER`, the
+        next `pin` releases all segments that have left the log.
         """
         self._passed = position
         if position == NO_READER:
@@ -322,7 +324,10 @@ class TextView:
         return found and found.offset
 
     def _state(self, start: int, end: int) -> LogState:
-        """Return a state of the log from `start` to `end` that has the view's segments, even if they left the log."""
+        """Return a state of the log that begins at `start`, ends at `end`, and has the segments of the view.
+
+        Segments that end before `start` are left out. Segments that have left the log are included.
+        """
         segments = tuple(segments_from(self.segments, start))
         return self.log.state._replace(
             segments=segments, log_start_offset=start, log_end_offset=end

@@ -203,10 +203,10 @@ class BucketDisk(ReadOnlyDisk):
     ) -> None:
         """Prepare to read the bucket at `root`. No request is sent before the first access.
 
-        `cache_bytes` is the size limit of the cache of chunks. `home` is the directory part of `root`, for example
-        s3://b/kafka if `root` is s3://b/kafka/prod-; None means `root`. With `looks_again`, an object counts as
-        missing only if the store says so three times. The first request raises `InvalidStore` if the bucket cannot be
-        used.
+        `cache_bytes` is the size limit of the cache of chunks. If `root` ends in the beginning of object names, as in
+        s3://b/kafka/prod-, `home` must be the directory, s3://b/kafka; None stands for `root`. With `looks_again`, an
+        object counts as missing only if the store says so three times. The first request raises `InvalidStore` if the
+        bucket cannot be used.
         """
         super().__init__()
         self.naming = _NoLock()  # type: ignore[assignment]
@@ -220,9 +220,10 @@ class BucketDisk(ReadOnlyDisk):
         self._partitions: dict[str, _Listing[_Partition]] = {}
 
     def check_may_block(self) -> None:
-        """Raise `WouldBlock` in a thread that must not wait for the network.
+        """Raise `WouldBlock` in the thread that called `forbid_blocking`, and within `run_without_network`.
 
-        Most long calls of this disk wait for the network.
+        The method of `Disk` does not raise it within `run_without_network`. This one does, because most long calls of
+        this disk wait for the network.
         """
         self.check_may_fetch()
 
@@ -372,7 +373,8 @@ class BucketDisk(ReadOnlyDisk):
     def _stored(self, file: File) -> StoredFile | bytes:
         """Return where in the bucket a file is stored, or the bytes of the file if no object contains it.
 
-        Raises `WouldBlock`, and the errors of reading the manifest of the segment.
+        The manifest of the segment is read if the layout has one. Raises `WouldBlock`, the error of `lost` if the
+        manifest is missing, and `Corrupt`, `Unsupported` or `InvalidStore` if it cannot be used.
         """
         entry = _entry(file)
         if entry.segment is None:
@@ -382,7 +384,10 @@ class BucketDisk(ReadOnlyDisk):
 
     @contextmanager
     def _noticing_loss(self, file: File) -> Iterator[None]:
-        """If an object is missing in the `with` block, raise the error of `lost` instead of `FileNotFoundError`."""
+        """Replace a `FileNotFoundError` in the `with` block, raised for a missing object, by the result of `lost`.
+
+        For a `BucketDisk` this is `Gone`, so that the reader lists the partition again.
+        """
         try:
             yield
         except FileNotFoundError as error:

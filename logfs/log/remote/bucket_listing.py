@@ -44,10 +44,11 @@ class PartitionPlace(NamedTuple):
 
 
 def find_partitions(store: ObjectStore, place: str) -> dict[TopicPartition, list[PartitionPlace]]:
-    """Return the partitions below the key `place`, each with its places: one for each topic id and layout.
+    """Return the partitions whose objects have keys that begin with `place`, each with a list of its places.
 
-    `place` is the key of a directory ("a" for "a/orders-ID/0/"), optionally followed by a slash and the beginning of
-    the names in this directory ("a/b-" for "a/b-orders-ID/0/").
+    A partition has one place for each topic id and layout. The argument `place` is the part of the keys before the
+    names of the topics, without a slash at its end: "a" for "a/orders-ID/0/", "a/b-" for "a/b-orders-ID/0/", and ""
+    for "orders-ID/0/".
     """
     found: dict[TopicPartition, list[PartitionPlace]] = {}
     for prefix, directory in _directories(store, place):
@@ -57,10 +58,11 @@ def find_partitions(store: ObjectStore, place: str) -> dict[TopicPartition, list
 
 
 def _directories(store: ObjectStore, place: str) -> list[tuple[str, str]]:
-    """Return (prefix, directory) for each directory below `place`, whatever its name.
+    """Return (prefix, key) for each directory whose key begins with `place`, whatever follows `place` in the key.
 
-    `prefix` is the part of the directory's key before the name of the topic. The caller must check whether the
-    directory is that of a topic, of a partition, or neither.
+    Only the directories in the directory `place` and in its parent are examined. `prefix` is `place`, followed by a
+    slash if the directory is in the directory `place`. The caller must check whether the rest of the key is the name
+    of a topic, of a partition, or neither.
     """
     below = f"{place}/" if place else ""
     found = [(below, each) for each in store.level(place)[0]]

@@ -55,12 +55,14 @@ _MD5 = re.compile(r"[0-9a-f]{32}")
 
 
 class StoredFile(NamedTuple):
-    """A file of a segment: bytes [position, position + size) of the decoded chunks of an object.
+    """A file of a segment, and the place of its bytes in an object.
 
-    The chunks begin at byte `begin` of the object. Each is decrypted with `data_key`, if there is one, and then
-    decompressed, if `is_compressed`. `crcs` has the CRC-32C of each chunk as it is stored, or is empty if they are
-    not known. `version` changes when the object is replaced. `is_part` says that the object also has bytes that are
-    not in these chunks.
+    `key` is the name of the object. `chunks` are consecutive chunks of the object, from its byte `begin` on. Each is
+    decrypted with `data_key`, if there is one, and then decompressed, if `is_compressed`. The decoded chunks form one
+    sequence of bytes; the file is the bytes [position, position + size) of this sequence.
+
+    `crcs` has the CRC-32C of each chunk as it is stored, or is empty if they are not known. `version` changes when
+    the object is replaced. `is_part` says that the object also has bytes that are not in these chunks.
     """
 
     key: str

@@ -41,7 +41,10 @@ IN_MANIFEST = {
 
 
 def plain_chunks(chunk_bytes: int, file_bytes: int, longer: int = 0) -> ChunkIndex:
-    """Return the chunks of a file that is not compressed. Each chunk is stored with `longer` additional bytes."""
+    """Return the chunk index of a file of `file_bytes` that is stored in chunks of `chunk_bytes`, not compressed.
+
+    `longer` is the number of bytes by which encryption makes each chunk larger in the object, 0 without encryption.
+    """
     last = file_bytes % chunk_bytes or min(file_bytes, chunk_bytes)
     size = min(chunk_bytes, file_bytes)
     return ChunkIndex(chunk_bytes, file_bytes, size + longer, last + longer)

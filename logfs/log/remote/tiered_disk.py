@@ -62,9 +62,10 @@ class TieredDisk(BucketDisk):
     ) -> BucketSegment:
         """Add a segment to the directory of its partition, and return the `BucketSegment` made for it.
 
-        The segment replaces one with the same base offset. `stored` says how logfs has stored the segment. None means
-        that another program has copied the segment. The partition is then listed, and `RemoteStorageError` is raised
-        if the listing has no complete copy.
+        The segment replaces one with the same base offset. `stored` says how logfs has stored the segment, or is None
+        if another program has copied it. For None, this method looks for the segment in a listing of the partition's
+        objects. It raises `RemoteStorageError` if the listing has no complete copy, and `WouldBlock` in a thread that
+        must not wait.
         """
         if stored is not None:
             found = LAYOUTS[stored.layout].of(segment, stored, self.place)

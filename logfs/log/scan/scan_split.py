@@ -198,8 +198,8 @@ def read(segment_split: SegmentSplit, since: int | None = None) -> Iterator[Colu
     transactions. With `since` (ms), it also leaves out batches of magic 2 whose records are all earlier than `since`.
     Of the other batches it yields all records in the split, so the caller may still get records earlier than `since`.
 
-    If the file is gone, this call raises `Gone`. The iterator raises `Gone` only if an object of a remote segment is
-    deleted meanwhile.
+    If the segment's file is gone, `read` raises `Gone` at once, and not the iterator. The iterator raises `Gone` only
+    if an object of a remote segment is deleted during the iteration.
     """
     segment = segment_split.segment.open()
     if segment.is_tiered:

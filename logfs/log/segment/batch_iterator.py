@@ -89,14 +89,15 @@ def unreadable(position: int, batch: Batch, error: Corrupt) -> Damage:
 class Walk:
     """A walk over bytes of a .log file, which yields (position, batch) for every valid batch, and each `Damage`.
 
-    The bytes are [start, end), read by `read(position, size)`, about `chunk_bytes` at a time. `first_offset` is the
-    lowest offset that the first batch may have. `exact` says that the batches before `start` end just before
-    `first_offset`: if the first batch begins at a higher offset, offsets are missing before it. `next_offset` is the
-    offset after the last batch, None if it is unknown, as in recovery. All offsets in the file are at least
-    `base_offset`, and below `limit_offset` (the base offset of the next segment).
+    The bytes are [start, end), read by `read(position, size)`, about `chunk_bytes` at a time. The first batch must
+    have no offset below `first_offset`. If `exact` is true, the batches before `start` end just before
+    `first_offset`: if the first batch begins above it, offsets are missing. `next_offset` is the offset after the
+    last batch, None if it is unknown, as in recovery. All offsets in the file are at least `base_offset`, and below
+    `limit_offset` (the base offset of the next segment).
 
-    With `gaps`, offsets may be missing between batches, as compaction leaves them; otherwise missing offsets are
-    damage. A batch whose offsets fit neither neighbour counts as damaged, too, because no CRC covers a base offset.
+    With `gaps`, offsets may be missing, as after compaction; otherwise missing offsets are damage. No CRC covers a
+    base offset. Therefore a batch also counts as damaged if its offsets agree neither with the end of the batch
+    before it nor with the beginning of the batch after it.
 
     `fetch_again` is called with the range (start, end) of damaged bytes; if it returns True, the bytes have changed,
     and the walk reads the range again.
@@ -205,10 +206,12 @@ class Walk:
         return batch
 
     def _check_successor(self, position: int, header: Header, known: bool) -> None:
-        """Raise `Corrupt` if the next batch contradicts the offsets in `header`.
+        """Raise `Corrupt` if the offsets in `header` do not agree with the next batch.
 
-        `header` is the header of the batch at `position`. `known` says whether the last offset of the previous batch
-        is known. A batch whose base offset follows this last offset needs no check of its successor.
+        `header` is that of the batch at `position`. A batch that begins at the offset after the previous batch needs
+        no such check. `known` tells whether that offset is known. If it is, offsets are missing before this batch,
+        and without `gaps` the next batch must begin exactly where this one ends. Otherwise, a damaged next batch
+        proves nothing.
         """
         after = position + header.size_bytes
         successor = self._base_offset(after) if after < self.end else None
@@ -278,11 +281,15 @@ class Walk:
     def _contents(self, position: int, expected: int) -> tuple[int, int, bool]:
         """Return the probable end position of a damaged batch, its last offset, and whether its length is reliable.
 
-        `expected` is the lowest offset that the batch may have. The caller uses the result to skip bytes inside the
-        damaged batch that look like a batch. For example, a compressed message of an old format contains messages,
-        which snappy and LZ4 store unchanged if they cannot shorten them. If the lengths of the outer message's fields
-        agree with its own length, this length is reliable. Otherwise the caller recognises the inner messages by
-        their offsets, which do not exceed the offset of the outer message.
+        The caller uses the result to skip bytes inside the damaged batch that look like a batch. `expected` is the
+        lowest offset that the batch may have. If the batch has no possible offset, returns `position` and `expected`,
+        so that nothing is skipped.
+
+        For example, a compressed message of an old format contains messages, which snappy and LZ4 store unchanged if
+        they cannot shorten them. If the lengths of the outer message's fields agree with its own length, this length
+        is reliable; the offset returned is then `limit_offset`, because it need not be compared. Otherwise the
+        message may end anywhere up to `end`. The caller then recognises the inner messages by their offsets, which do
+        not exceed that of the outer one.
         """
         head = self._get(position, HEADER_SIZE)
         end = position + _size_at(head)

@@ -164,10 +164,10 @@ class ScannedBatches(NamedTuple):
     ) -> Iterator[tuple[Columns | Corrupt, NDArray[np.int64], NDArray[np.int64]]]:
         """Decode and measure the records in groups of batches, and yield (columns, rows, sizes) for each group.
 
-        The groups are those of `decode`. `columns` are the records of a group, or a `Corrupt` if they are malformed,
-        and `rows` is the group's part of `self.rows`. `sizes`, int64[batches, 3], are the text sizes of the group's
-        batches. The text size of a batch with malformed records is 0 records and, for each text view, the batch's own
-        size.
+        A group is one batch, or neighbouring batches with attributes 0; control batches are left out. `columns` are
+        the records of the group, and `rows` is the group's part of `self.rows`. `sizes`, int64[batches, 3], are the
+        text sizes of the group's batches. If records are malformed, their batch is a group of its own, with a
+        `Corrupt` in place of the columns; its text size is 0 records and, for each text view, the batch's own size.
         """
         for columns, group in self.decode():
             if isinstance(columns, Corrupt):
@@ -193,7 +193,8 @@ class ScannedBatches(NamedTuple):
 
         The sizes are int64[batches, 3], as from `text_sizes`. The offsets are int64[batches, 2], and have no meaning
         for control batches and batches without records. Returns None if records are malformed, if a batch has
-        LogAppendTime timestamps or too many records, and for a batch of an old format: use `measure` for these.
+        LogAppendTime timestamps or more than `MOST_RECORDS` records, and for a batch of an old format: use `measure`
+        for these.
         """
         from logfs.format.kernels import text_kernels
 
@@ -238,8 +239,9 @@ class ScannedBatches(NamedTuple):
         """Return all records as JSON envelopes, each of which begins with `prefix`.
 
         `size` is the total size of the envelopes in bytes, according to the text index. Returns None if the envelopes
-        have another size, if `size` is above 32 MiB, if records are malformed, if a batch has too many records, if
-        some batches have CreateTime and others LogAppendTime timestamps, or for a batch of an old format.
+        have another size, if `size` is above 32 MiB, if records are malformed, if a batch has more than
+        `MOST_RECORDS` records, if some batches have CreateTime and others LogAppendTime timestamps, or for a batch of
+        an old format.
         """
         from logfs.format.kernels import text_kernels
 
@@ -370,11 +372,13 @@ def scan_at(
     *,
     gaps: bool,
 ) -> tuple[ScannedBatches, int]:
-    """Return the valid batches from `position` of a file on, and the position in the file after the last of them.
+    """Return the valid batches at `position` of a file, and the position in the file after the last of them.
 
     `read(position, size)` reads the file; its bytes from `end` on are ignored. The first batch must have the base
     offset `first_offset`, and each later batch the offset after the batch before it; with `gaps`, a base offset may
-    also be higher. Returns about 1 MiB of batches, or one batch if it is larger.
+    also be higher. The scan stops at the first batch that breaks this rule, is incomplete, invalid, or of an old
+    format. If that is the first batch, the result has no rows, and the returned position is `position`. Otherwise the
+    result has up to 1 MiB of batches, or one batch if it is larger.
     """
     left = end - position
     data = read(position, min(_CHUNK_BYTES, left))
@@ -391,8 +395,9 @@ def scan(data: memoryview, first_offset: int, *, gaps: bool) -> tuple[ScannedBat
     """Return the valid batches at the start of `data`, and the position in `data` after the last of them.
 
     The first batch must have the base offset `first_offset`, and each later batch the offset after the batch before
-    it; with `gaps`, a base offset may also be higher. The scan stops at the first batch that breaks this rule, or is
-    incomplete or invalid; `batch_iterator.Walk` tells the reason.
+    it; with `gaps`, a base offset may also be higher. The scan stops at the first batch that breaks this rule, is
+    incomplete, invalid, or of an old format; `batch_iterator.Walk` tells the reason. If that is the first batch, the
+    result has no rows, and the position is 0.
     """
     from logfs.format.kernels import batch_kernels
 
@@ -548,11 +553,11 @@ def _below(rows: NDArray[np.int64], limit_offset: int) -> NDArray[np.int64]:
 
 
 def _without_doubtful_end(rows: NDArray[np.int64], expected: int) -> NDArray[np.int64]:
-    """Return `rows` without the last batch if offsets are missing before that batch.
+    """Return `rows` without the last batch if offsets are missing just before it.
 
-    `expected` is the offset after the batch before `rows`. No CRC covers a batch's offset. Only the batch after it
-    can confirm the offset. The next scan therefore begins with the batch that was left out, and reads the batch after
-    it, too.
+    `expected` is the offset at which the first row begins if no offsets are missing before it. No CRC covers the base
+    offset of a batch: only the batch that follows can confirm it. The next scan therefore begins with the batch that
+    was left out, and reads the following batch, too.
     """
     if len(rows):
         before = int(rows[-2, NEXT_OFFSET]) if len(rows) > 1 else expected
@@ -578,8 +583,9 @@ def _sums(values: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int6
 def text_size(found: tuple[int, Batch] | Damage) -> TextSize:
     """Return the text size of a batch or of damage: the number of records, and the bytes in each text view.
 
-    `found` is an item of a walk. Damage has no records, and as many bytes in the views as in the file, so that
-    readers can go past the damage. A batch whose records cannot be decoded counts as damage.
+    `found` is what a `batch_iterator.Walk` yields: (position, batch) or damage. Damage has no records, and as many
+    bytes in the views as in the file, so that readers can go past the damage. A batch whose records cannot be decoded
+    counts as damage.
     """
     if isinstance(found, Damage):
         return TextSize(0, found.end - found.start, found.end - found.start)

@@ -65,9 +65,9 @@ def _check_swap(disk: Disk, directory: Path, base_offset: int, bases: set[int]) 
     """Raise `Corrupt` for a .log.swap file that compaction cannot have written, and that would replace good records.
 
     `base_offset` is that of the swap file, and `bases` are those of the .log files in the directory. A swap file from
-    compaction begins with a whole batch, and all offsets of the segment before it are below the base offset of the
-    swap file. A crash changes neither, because the swap file and that segment were fsynced before the swap file got
-    its name (kafka-storage 8.8).
+    compaction begins with a whole batch, and the segment before it has only offsets below `base_offset`. Both still
+    hold after a crash, because compaction fsyncs the swap file and that segment before the swap file gets its name
+    (kafka-storage 8.8). Also raises `Corrupt` for a swap file that is longer than a segment may be.
     """
     swap = Segment(disk, directory, base_offset, names.SWAP)
     _check_size(disk, swap.path)

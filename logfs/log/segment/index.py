@@ -40,6 +40,9 @@ class SparseIndex(NamedFile):
 
     `_writer` adds entries: to the file of an active segment after `preallocate`, or in memory after `collect`. A
     read-only store keeps collected entries in memory. An index without a `_writer` accepts no entries.
+
+    A time index keeps space for one entry free (`reserved`): for the closing entry, which sealing the segment may add
+    (kafka-storage 3.5).
     """
 
     entry: ClassVar[struct.Struct]
@@ -80,12 +83,15 @@ class SparseIndex(NamedFile):
 
     @property
     def is_full(self) -> bool:
-        """Whether no further entry fits. A full offset or time index rolls the segment (kafka-storage 4.1)."""
+        """Whether no further entry fits outside the `reserved` space.
+
+        A full offset or time index rolls the segment (kafka-storage 4.1).
+        """
         return self.room <= 0
 
     @property
     def room(self) -> int:
-        """How many more entries fit, without the space for `reserved` entries; 0 or less if the index is full."""
+        """How many more entries fit outside the `reserved` space; 0 or less if the index is full."""
         length = (self._entries or self._open()).length
         capacity = length if self._writer is None else self._writer.capacity
         return capacity - length - self.reserved
@@ -250,18 +256,20 @@ class SparseIndex(NamedFile):
             self._entries = self._writer = None
 
     def release(self) -> None:
-        """Release the file of an index that is not written any more. Readers open the file again when they need it.
+        """Release the file that a reader has opened; the next use opens it again.
 
-        A file that was set by `take_file` stays.
+        Unlike `close`, this does nothing if the index is being written, or if its entries were set by `take_file` or
+        `take_entries`.
         """
         entries = self._entries
         if entries is not None and entries.reopens:
             self._entries = None
 
     def check_sane(self) -> None:
-        """Raise `Corrupt` if the file is too long, or does not hold a whole number of entries (kafka-storage 3.8).
+        """Raise `Corrupt` if the file is longer than 512 MiB, or does not hold a whole number of entries.
 
-        As in Kafka, the last entry of an offset index or time index is checked, too.
+        As in Kafka (kafka-storage 3.8), an offset or time index is also corrupt if the offset of its last entry is
+        below the segment's base offset, and a time index if its last timestamp is below its first.
         """
         # Prefer the open file, because its name may have been removed.
         file = self._file or self._find_file()
@@ -358,10 +366,11 @@ class SparseIndex(NamedFile):
         return Gone(f"{self.path}: was truncated while it was read; read again")
 
     def _forget_cut(self, entries: Entries) -> None:
-        """Make the next use open the file again, because the file is shorter than `entries` says.
+        """Drop `entries`, because the file has become shorter; the next use opens the file again.
 
-        Raises `Gone` in a read-only store, and for an index that is being written, because such an index must not
-        open its file again. After `Gone`, the reader lists the log and repeats the read (`Reader.until_found`).
+        In a read-only store, and if the index is being written, the file must not be opened again, so `Gone` is
+        raised. The reader then lists the log and repeats the read (`Reader.until_found`). If another thread has
+        already replaced `entries`, the method does nothing.
         """
         if self._entries is entries:
             if not (self._disk.writable and entries.reopens):
@@ -515,8 +524,9 @@ class TimeIndex(SparseIndex):
     def maybe_append(self, timestamp: int, offset: int, *, closing: bool = False) -> None:
         """Add an entry if `timestamp` (ms) is above that of the last entry; do nothing if the two are equal.
 
-        With `closing`, the entry may use the slot that is reserved for the closing entry. Raises `ValueError` if the
-        index is full, or if `timestamp` or `offset` is below that of the last entry.
+        `closing` is True for the closing entry, which sealing the segment adds in the space that is kept free for it
+        (`reserved`). Raises `ValueError` if there is no space for the entry, or if `timestamp` or `offset` is below
+        that of the last entry.
         """
         if not closing and self.is_full:
             raise ValueError(f"{self.path}: the index is full with {len(self)} entries")

@@ -34,10 +34,10 @@ _INTERVAL_BYTES = 4096
 
 
 def _due(positions: NDArray[np.int64], last_entry: int, interval_bytes: int) -> list[int]:
-    """Return the row numbers (in `positions`) of the batches that get an index entry.
+    """Return the indexes in `positions` of the batches that get an index entry.
 
-    Each of them begins more than `interval_bytes` after the one before, and the first of them after `last_entry`, the
-    position of the last entry so far. `positions` are the positions of all batches, ascending.
+    `positions` are the positions of all batches, ascending, and `last_entry` is that of the last entry so far. A
+    batch gets an entry if it begins more than `interval_bytes` after the last entry before it.
     """
     known, due = positions.tolist(), []
     row = bisect_right(known, last_entry + interval_bytes)
@@ -68,8 +68,8 @@ class TextBuilder:
     ) -> None:
         """Continue after the last entry of `index`, with an entry about every `interval_bytes` of log.
 
-        `after`, if given, is a pair (position, text size) to use in place of the last entry: the next interval begins
-        at the position, and the text size is that of all batches before the first one that is added.
+        `after`, if given, replaces the position and the text size of the last entry. It is a pair: the position at
+        which the next interval begins, and the text size of all batches before the first one that is added.
         """
         self._index = index
         self._interval_bytes = interval_bytes

@@ -112,10 +112,10 @@ class Segment(SegmentFiles):
     def _repaired(self, number: int) -> SparseIndex | None:
         """Check the file of the offset index (`number` 0) or the time index (1); rebuild a wrong one from the log.
 
-        Returns the rebuilt index. Returns None if the file is right, if an earlier rebuild did not make it right, or
-        if it is not checked; the caller then uses the file as it is. The file is not checked if the segment is active
-        or has no batches, or if it is in a bucket, where a check costs requests. A lookup in an unchecked file
-        compares the entry that it finds with the log.
+        Returns the rebuilt index, or None if the caller is to use the file as it is. This is so if the file is right,
+        if it is wrong even after a rebuild, because the log is damaged, or if it is not checked. The file is not
+        checked if the segment is active or has no batches, or if it is in a bucket, where a check costs requests. A
+        lookup in an unchecked file compares the entry that it finds with the log.
         """
         if self.next_base is None or self.is_active or self._disk.is_remote or not self.size_bytes:
             return None
@@ -136,7 +136,7 @@ class Segment(SegmentFiles):
             return self._lookups[number]
 
     def _statuses(self) -> list[Status]:
-        """Return the `Status` of the offset index file and of the time index file; a missing file is left out."""
+        """Return what stat(2) tells of the offset index file and the time index file; a missing file is left out."""
         paths = [index.path for index in self.indexes[:2]]
         return [self._disk.stat(path) for path in paths if self._disk.exists(path)]
 
@@ -403,10 +403,11 @@ class Segment(SegmentFiles):
     def find_batch_at(self, timestamp: int, first_offset: int) -> tuple[int, Batch | None]:
         """Find the first batch with a greatest timestamp >= `timestamp` (ms) and a last offset >= `first_offset`.
 
-        Returns (position, batch). `batch` is the batch that was found, or None. `position` is that of the batch
-        before `batch`, or of the batch where the lookup began. The lookup ends early at missing offsets, an old
-        format or damage: `batch` is then None, and a walk from `position` can still find the batch. The lookup reads
-        headers, beginning at a time index entry, and checks the CRC only of the batch that it returns.
+        Returns (position, batch): a position from which the caller can go on with `walk`, and the batch, or None if
+        it was not found. The position is that of the batch before `batch`, or of the batch where the lookup began. If
+        `batch` is None, the walk may still find the batch: the lookup ends early at missing offsets, an old format or
+        damage. The lookup reads headers, beginning at a time index entry, and checks the CRC only of the batch that
+        it returns.
         """
         start = max(self.offset_before(timestamp), first_offset)
         position, expected, _ = self._look_from(start)
@@ -426,8 +427,8 @@ class Segment(SegmentFiles):
 
         The search begins at the batch at `position`, which must have the base offset `expected`. Returns (before,
         position, header): `position` and `header` are those of the batch found. `before` is the position of the batch
-        before it, or the start of the search. `header` is None if no batch is wanted, or if the search stopped at
-        missing offsets, an old format or a wrong header. No CRC is checked.
+        before it, or the start of the search. If no batch is wanted, or the search meets missing offsets, an old
+        format or a wrong header, `header` is None, and `position` is where the search ended. No CRC is checked.
         """
         before = position
         window, window_start = self.read(position, STEP_READ_BYTES), position
@@ -520,17 +521,18 @@ class Segment(SegmentFiles):
     def seal(self, next_base: int) -> None:
         """Seal the segment: no more batches are appended to it. `next_base` is the base offset of the next segment.
 
-        Writes the closing index entries and trims the files (kafka-storage 3.5).
+        Completes and trims the index files, and trims the .log file (`finish`).
         """
         self.finish()
         self.next_base = next_base
         self._await_flush()
 
     def finish(self) -> None:
-        """Write the closing index entries, trim the files, and remove the writer (kafka-storage 3.5).
+        """Write the closing entries of the time index and the text index, trim the files, and remove the writer.
 
-        `seal` calls this. It is also called for a segment that stays the last one, as when the log is closed:
-        `activate` gives the segment a new writer before the next append.
+        The closing entries have the segment's greatest timestamp (kafka-storage 3.5) and the size of its text. `seal`
+        calls this. It is also called for a segment that stays the last one, as when the log is closed: `activate`
+        gives the segment a new writer before the next append.
         """
         segment_end = self.end
         try:
@@ -551,10 +553,10 @@ class Segment(SegmentFiles):
             self.writer = None
 
     def save_indexes(self, *, sync: bool) -> None:
-        """Replace each index file with the entries that were collected in memory.
+        """Replace each index file with the entries that recovery or compaction has collected in memory.
 
-        In a read-only store, the entries stay in memory. With `sync`, a power cut leaves each old file or the new
-        one. The caller must sync the directory.
+        In a read-only store, the entries stay in memory. With `sync`, each file has either its old or its new content
+        after a power cut. The caller must sync the directory.
         """
         for index in (*self.indexes, self.txn_index):
             index.save(sync=sync)

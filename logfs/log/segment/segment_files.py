@@ -114,7 +114,10 @@ class SegmentFiles(NamedFile):
         return log.with_name(stem + kind + log.name.removeprefix(stem + names.LOG))
 
     def _watch_indexes(self) -> None:
-        """Set the callback `on_open` of the index objects. `Segment` also sets `repair` and `recreate`."""
+        """Set the callback `on_open` of the index objects, which registers the segment as one that has files open.
+
+        `Segment` also sets the callbacks `repair` and `recreate`.
+        """
         for index in self.indexes:
             index.on_open = partial(_count, ref(self))
 
@@ -220,8 +223,9 @@ class SegmentFiles(NamedFile):
     def _release(self) -> bool:
         """Close the files to free descriptors. Return False if `_rebuilding` is held: the caller must try again.
 
-        Files stay open if they are not durable, or if `hold_open` was called. Readers go on with the descriptors that
-        they have, or open the files again.
+        Otherwise return True, even if the files stay open: those of the log's last segment, files that are not
+        durable, and files for which `hold_open` was called. Readers go on with the descriptors that they have, or
+        open the files again.
         """
         if not self._rebuilding.acquire(blocking=False):
             return False

@@ -106,8 +106,9 @@ def open_by_identity(
 ) -> File:
     """Open the file that was listed as `path` with `identity`, even if compaction has renamed it since.
 
-    With `may_have_left`, a file that was renamed to `….deleted` is found, too. If `identity` is None, opens the first
-    file found under `path` or such a new name. Raises `Gone` if no such file is found.
+    The file is searched at `path`, at `path` with the suffix `.swap` and, with `may_have_left`, at `path` with the
+    suffix `.deleted`. If `identity` is None, the first file that exists is opened. Raises `Gone` if there is no file,
+    or if no file has this identity.
     """
     # The last try uses `path` again, because the file may have been renamed to `path` after the first try.
     for suffix in ("", names.SWAP, *([names.DELETED] if may_have_left else []), ""):

@@ -26,7 +26,10 @@ _NEAR = 256
 
 
 class TextEntry(NamedTuple):
-    """A text index entry: the batches before `position` have offsets below `offset`, and the text size `before`."""
+    """A text index entry for byte `position` of the .log file, where a batch begins or the file ends.
+
+    The batches before `position` have offsets below `offset`, and `before` is the size of their text.
+    """
 
     offset: int
     position: int
@@ -36,11 +39,12 @@ class TextEntry(NamedTuple):
 class TextIndex(SparseIndex):
     """The sparse index that maps bytes of a segment's text views to positions in its .log file. Kafka has none.
 
-    An entry stands for the start of a batch, and the closing entry for the end of the .log file, so that the text
-    size of a sealed segment is known without reading the log. An entry has 32 bytes, big-endian: the int32 relative
-    offset of the last record before the position, the int32 position, and the text size of the log before it (int32
-    number of records, int64 bytes of the lines view, int64 bytes of the envelopes view). The last field is the uint32
-    CRC-32C of the segment's base offset (int64) and the other fields, so an entry of another segment is rejected.
+    An entry stands for the start of a batch. The closing entry, which is added when the segment is sealed, stands for
+    the end of the .log file, so that the text size of a sealed segment is known without reading the log. An entry has
+    32 bytes, big-endian: the int32 relative offset of the last record before the position, the int32 position, and
+    the size of the segment's text before it (int32 number of records, int64 bytes of the lines view, int64 bytes of
+    the envelopes view). The last field is the uint32 CRC-32C of the segment's base offset (int64) and the other
+    fields, so an entry of another segment is rejected.
     """
 
     entry = struct.Struct(">iiiqqI")
@@ -162,10 +166,10 @@ class TextIndex(SparseIndex):
         return bisect_right(range(len(self)), position, key=lambda i: self._get(i)[1]) - 1
 
     def last_before(self, position: int, number: int) -> int:
-        """Return the number of the last entry at or before a position, of the 256 entries from `number` on.
+        """Return the number of the last entry at or before `position`, of the 256 entries from `number` on.
 
-        If all of these entries lie after `position`, the result is `number - 1`: the caller must know that entry
-        `number - 1` lies at or before `position`, which is a position in the .log file.
+        `position` is a position in the .log file. `number` is at most the number of entries in the index. If none of
+        the 256 entries lies at or before `position`, returns `number - 1`. It is not checked whether that entry does.
         """
         high = min(number + _NEAR, len(self))
         return (

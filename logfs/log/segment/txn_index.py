@@ -84,10 +84,11 @@ class TransactionIndex(NamedFile):
         self._entries = (*entries, aborted)
 
     def supplement(self, aborted: AbortedTransaction) -> None:
-        """Add an aborted transaction that was found in the log, if the index lacks it.
+        """Add an aborted transaction that was found in the log, if the file may lack it.
 
-        Does nothing in this class, because the file has all transactions. The file may lack some while a broker
-        writes the log. For such a log, `LiveSegment` uses a subclass, whose `supplement` adds them.
+        This method does nothing, because the file of this class has all transactions. While a broker writes the log,
+        the file may lack some. For such a log, `LiveSegment` uses a subclass, in which this method adds the
+        transaction.
         """
 
     def truncate(self, offset: int) -> None:
@@ -137,11 +138,11 @@ class TransactionIndex(NamedFile):
             raise
 
     def release(self) -> None:
-        """Release the open file of an index that is not written any more; the entries in memory stay."""
+        """Close the open file of an index that is not written any more; the entries in memory stay."""
         self._file = None
 
     def close(self) -> None:
-        """Release the file and, on a writable disk, forget the entries in memory."""
+        """Close the file and, on a writable disk, forget the entries in memory; `entries` then reads them again."""
         self._file = None
         if self._disk.writable:
             self._entries = None

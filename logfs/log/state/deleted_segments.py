@@ -59,9 +59,10 @@ class DeletedSegments:
     ) -> None:
         """Add `.deleted` to the names of the segments' files, and of the producer snapshots at their base offsets.
 
-        The snapshot at offset `kept` keeps its name; -1 stands for none. If files of segments that were dropped
-        earlier have the new names already, those files are first renamed a second time, or removed. The files may be
-        removed from `due_ms` on, in ms since the epoch. The caller must sync the directory.
+        The snapshot at offset `kept` keeps its name; -1 stands for none. The new names may be in use by segments with
+        the same base offsets that were dropped earlier. Their files are then renamed a second time if a reader holds
+        the segment, and removed otherwise. The new files may be removed from `due_ms` on, in ms since the epoch. The
+        caller must sync the directory.
         """
         bases = {segment.base_offset for segment in segments}
         self._free_names([gone for gone in self._dropped if gone.base_offset in bases])
@@ -88,7 +89,10 @@ class DeletedSegments:
         return len(due)
 
     def _free_names(self, before: Sequence[DeletedSegment]) -> None:
-        """Free the names of dropped segments' files: rename the files that a reader holds, and unlink the others."""
+        """Free the file names of the dropped segments `before`, for later segments with the same base offsets.
+
+        The files of a segment that a reader holds are renamed a second time, and all others are unlinked.
+        """
         for gone in before:
             segment = gone.segment()
             if segment is not None:

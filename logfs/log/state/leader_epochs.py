@@ -32,7 +32,8 @@ class LeaderEpochs:
     ) -> None:
         """Load the file; if it is missing, create it empty on a writable disk. Raises `Corrupt` if it is malformed.
 
-        If `entries` are given, they are used, and the file is not read.
+        If `entries` are given, as pairs (epoch, start offset), they become the content of the map. The file is then
+        neither read nor written.
         """
         self._disk = disk
         self._path = directory / names.LEADER_EPOCHS
@@ -85,9 +86,10 @@ class LeaderEpochs:
         self._replace([*kept, (epoch, offset)])
 
     def note_batches(self, rows: NDArray[np.int64]) -> None:
-        """Add each leader epoch of the batches that is above `latest`, with the base offset of its first batch.
+        """Add those leader epochs of batches that are above `latest`, each with the base offset of its first batch.
 
-        `rows` has one row for each batch, with the columns that the module `batch_rows` names.
+        `rows` has a row of integers for each batch, in the order of offsets. The module
+        `logfs.format.base.batch_rows` has the numbers of the columns.
         """
         newer = rows[rows[:, LEADER_EPOCH] > self.latest]
         for epoch, base_offset in newer[:, (LEADER_EPOCH, SPAN_BASE_OFFSET)].tolist():

@@ -16,10 +16,11 @@ class LogState(NamedTuple):
     """The state of a log at one moment. It is immutable: a log that changes publishes a new state, by one assignment.
 
     `segments` are in order, and there is at least one. Records with offsets in [log_start_offset, log_end_offset) can
-    be read. `stable_end` is the first offset of the oldest open transaction, or the log end offset if none is open;
-    None if it has not been computed yet, as for a log that another process writes. `stable_end` is below the log
-    start if that transaction began below it. All transactions aborted below `stable_end` are in the transaction
-    indexes of `segments`. `last_timestamp` is the greatest timestamp of the last batch (ms), -1 if it is not known.
+    be read. `stable_end` is the first offset of the oldest open transaction, or the log end offset if none is open.
+    It is None if it has not been computed yet, as for a log that another process writes. It is below the log start
+    offset if the first records of the transaction were deleted. All transactions aborted below `stable_end` are in
+    the transaction indexes of `segments`. `last_timestamp` is the greatest timestamp of the last batch (ms), -1 if it
+    is not known.
 
     `generation` grows at each change of the log after which bytes of the text views may differ from before.
     `truncations` are the offsets to which this process has truncated the log since it was opened, the oldest
@@ -61,7 +62,7 @@ class LogState(NamedTuple):
 
     @property
     def damaged(self) -> Sequence[Damage]:
-        """The ranges that are known to be damaged, in order."""
+        """The known damage of all segments, in order: bytes of .log files, and offsets, that cannot be read."""
         return [damage for segment in self.segments for damage in segment.damaged]
 
     @property

@@ -154,8 +154,8 @@ class ProducerSnapshots:
         If there is no snapshot, the log is read from `begin` on, to find transactions that began below the log start.
         If `begin` is None, the log is read from the log start on, as in Kafka.
 
-        Removes the snapshots above `end`, and those at or below the log start. Writes the snapshots that are missing
-        after the newest one: at `end` and at the base offsets of the last two segments (kafka-storage 9.8).
+        Removes the snapshots above `end`, and those at or below the log start. Writes snapshots at `end` and at the
+        base offsets of the last two segments, but none at or below the newest snapshot (kafka-storage 9.8).
         """
         for offset in [*self.offsets]:
             if not log_start_offset < offset <= end:
@@ -227,8 +227,8 @@ class ProducerSnapshots:
 def replay(producers: Producers, segment: Segment, start: int, end: int) -> None:
     """Update `producers` with the batches of a segment that have offsets in [start, end). Damage is skipped.
 
-    Each transaction that the batches abort is passed to `supplement` of the segment's transaction index, which may
-    lack the transaction.
+    The segment's transaction index may lack transactions that these batches abort, if a broker writes the log. They
+    are added to the index in memory (`TransactionIndex.supplement`).
     """
     if segment.base_offset >= end or segment.next_offset <= start:
         return

@@ -153,7 +153,7 @@ class Producers:
         return len(self._producers)
 
     def __getitem__(self, producer_id: int) -> Producer:
-        """Return the producer with this id; an unknown producer has no epoch and no batches."""
+        """Return the producer with this id; for an unknown id, a new one with the epoch -1 and no batches."""
         return self._producers.get(producer_id) or Producer(producer_id)
 
     def entries(self) -> list[ProducerEntry]:

@@ -142,7 +142,10 @@ class EnvelopeAppendFile(AppendFile):
 
 
 class EmptyHandle(Handle):
-    """An open `append` file that reads as empty, as in a read-only store. `AppendHandle` inherits from it."""
+    """An `append` file that is open for reading in a read-only store: it reads as empty.
+
+    `AppendHandle`, which inherits from this class, reads as empty, too.
+    """
 
     direct_io = True
 
@@ -175,7 +178,7 @@ class AppendHandle(EmptyHandle):
         return self.appends_to
 
     def check_position(self, position: int, data: bytes) -> None:
-        """Raise `OSError` (EOPNOTSUPP) for a write by which the C library reserves space.
+        """Raise `OSError` (EOPNOTSUPP) for a write that seems to reserve space for the file.
 
         The C library emulates `posix_fallocate` by writing one NUL into each block. A write of a single NUL is
         therefore refused, except at the position where the last write began or ended (0 before the first write).

@@ -170,9 +170,9 @@ class Handle:
         """Raise `OSError` if a write of `data` at `position` (bytes) must be refused. By default, do nothing."""
 
     def grown(self) -> Sequence[Reader]:
-        """Return the partitions that may have grown through this handle.
+        """Return the partitions to which records may have been appended through this handle; none by default.
 
-        The caller must make the kernel forget the sizes of these partitions' files.
+        The caller must make the kernel forget the sizes of the files of these partitions.
         """
         return ()
 

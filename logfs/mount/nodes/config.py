@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 class SettingFile(GeneratedFile):
     """The file of one setting of the broker or of a topic.
 
-    The kernel may be asked to forget these nodes: each partition directory has one for each setting of its topic.
+    A mount may have very many of these nodes, one for each partition and setting. They are therefore evictable: the
+    mount may ask the kernel to forget the oldest ones.
     """
 
     is_evictable = True

@@ -60,8 +60,9 @@ class GroupsFolder(DirectoryNode):
     def parse(self, text: str) -> Mapping[Reader, str]:
         """Parse `text`, which was written to a group's file, and return the value to commit for each partition.
 
-        A value is a number, `earliest`, `latest` or `@TIME`. This method does not check the values; `resolve_offset`
-        does. Raises `InvalidName` if the lines of `text` are malformed.
+        In a partition's `groups/`, `text` is one value. In a topic's `groups/`, it is one value for all partitions,
+        or has lines with a partition number and a value. A value is an offset, `earliest`, `latest` or `@TIME`; it is
+        not checked here, but in `resolve_offset`. Raises `InvalidName` if the lines of `text` are malformed.
         """
         raise NotImplementedError
 
@@ -273,11 +274,16 @@ class GroupHandle(Handle):
         return self._bytes[position : position + size]
 
     def write(self, data: bytes) -> int:
-        """Commit the offsets in `data`: numbers, `earliest`, `latest`, or times such as `@1638100400000`.
+        """Commit the offsets in `data`, all or none.
 
-        All offsets are committed, or none. Raises `OSError`: EINVAL if `data` is not UTF-8, ERANGE for an offset
-        outside of the log. Raises `InvalidName` for any other text, `UnknownPartition` if a partition was deleted,
-        and the errors of `Groups.commit_all`.
+        In a partition's `groups/`, `data` is one value. In a topic's `groups/`, it is one value for all partitions,
+        or has a line for each partition to commit: its number, a space and a value, such as `0 1234`. A value is an
+        offset, `earliest`, `latest`, or a time such as `@1638100400000`, which stands for the first record at or
+        after this time.
+
+        Raises `OSError`: EINVAL if `data` is not UTF-8, ERANGE for an offset outside of the log. Raises `InvalidName`
+        for any other text, `UnknownPartition` if a partition was deleted, and the errors of an append to
+        `__consumer_offsets`.
         """
         folder, group = self._file.folder, self._file.group
         store = self._file.context.store

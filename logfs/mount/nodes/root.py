@@ -86,7 +86,7 @@ class RootDirectory(DirectoryNode):
         yield from sorted({*self.context.store, *self.context.store.offline})
 
     def mkdir(self, name: str, mode: int, caller: Caller) -> None:
-        """Create a partition, which belongs to the caller."""
+        """Create a partition, which belongs to the caller, with the permissions `mode` less the umask."""
         if name in self._fixed:
             raise refuse(
                 errno.EEXIST, f"{self.path}{name}: is reserved for logfs; choose another name"
@@ -167,7 +167,13 @@ class SelfDirectory(DirectoryNode):
         return upkeep_text(self.context.store).encode()
 
     def _command(self, text: str) -> None:
-        """Execute a command that was written to `ctl`, for all partitions. `compact` continues in the background."""
+        """Execute `text`, a command that was written to `ctl`, for all partitions.
+
+        `pause` suspends the tasks of the upkeep that are in `PAUSABLE`, `resume` resumes them, `retain` runs
+        retention, and `checkpoint` writes the checkpoints. `compact` requests a compaction, which continues in the
+        background. Raises `InvalidName` for any other text, `NotWritable` in a read-only store, and `WouldBlock` in a
+        thread that must not wait.
+        """
         store = self.context.store
         store.disk.check_may_block()
         if store.read_only:

@@ -99,7 +99,10 @@ class SegmentFile(GrowingFile):
         raise OSError(errno.ENOENT, f"{self.path}: is no longer open")
 
     def _opened(self) -> Iterator[DiskFile]:
-        """Yield the file that each handle of the node has open; after compaction, another file can be at the path."""
+        """Yield the open file of each `SegmentHandle` of the node.
+
+        Compaction may have put another file at the path since.
+        """
         return (each.file for each in [*self.handles] if isinstance(each, SegmentHandle))
 
     @property

@@ -97,10 +97,11 @@ class TextFile(GrowingFile):
         return handle
 
     def release_before(self) -> None:
-        """Tell the view the least of the positions (bytes) at which the open handles have read last.
+        """Tell the view which position (bytes) all readers have passed, so that it can release segments.
 
-        The view may then release those segments before this position that have left the log. If no handle is open, it
-        may release all segments that have left the log.
+        The position is the lowest at which an open handle began its last read. The view may release the segments
+        before it that have left the log; it keeps the last few. If no handle is open, it may release all segments
+        that have left the log.
         """
         self.view.release_before(
             min(

@@ -80,7 +80,7 @@ class TopicsDirectory(_Folder):
         yield from sorted({parsed.topic for parsed in _partitions(self.context)})
 
     def mkdir(self, name: str, mode: int, caller: Caller) -> None:
-        """Create a topic. Its partitions belong to the caller."""
+        """Create a topic. Its partitions belong to the caller, with the permissions `mode` less the umask."""
         store = self.context.store
         if self.find(name) is not None:
             raise refuse(errno.EEXIST, f"{self.path}/{name}: the topic exists already")

@@ -1,4 +1,8 @@
-"""The FUSE handlers of a write-behind mount, and its tree: the `append` files of partitions, and `.logfs`."""
+"""The FUSE handlers of a write-behind mount, and its tree: the `append` files of partitions, and `.logfs`.
+
+A write-behind mount lets the kernel collect small writes to an `append` file. It then sends whole lines to the same
+file of the main mount, which is another process and serves the store.
+"""
 
 from __future__ import annotations
 
@@ -171,10 +175,10 @@ class WriteBehindOperations(Handlers[_Node]):
         return ["errors", "status.json"] if node.path == f"/{SELF}" else list(APPEND_FILES)
 
     def _numbered(self, node: _Node) -> _Node:
-        """Return the node to give the kernel for the path of `node`, with an inode number. `_find` has made `node`.
+        """Return the node for the kernel that has the path of `node`, and give it an inode number.
 
-        For an `append` file, the result is always `node`. For any other path, it is the node that the kernel knows
-        already, or `node` if the kernel knows none.
+        `node` is a result of `_find`. If the kernel already knows a node with the same path, the result is this older
+        node, with the new attributes. Otherwise, and for each `append` file, the result is `node`.
         """
         if not isinstance(node, _AppendFile):
             known = self._known.setdefault(node.path, node)
@@ -348,9 +352,10 @@ class WriteBehindOperations(Handlers[_Node]):
             raise refuse(errno.ENOTCONN, f"{node.path}: the mount is being stopped")
 
     async def read(self, fh: int, off: int, size: int) -> bytes:
-        """Return bytes of a generated file's content, or bytes that an append file has accepted (`Stream.read`).
+        """Return up to `size` bytes, from byte `off` on, of a generated file or of an append file.
 
-        A file opened for writing with O_SYNC or O_DSYNC reads as empty.
+        Of an append file, only the last bytes that were written are kept, and earlier bytes are returned as zeros. A
+        file opened for writing with O_SYNC or O_DSYNC reads as empty.
         """
         if fh in self._contents:
             return self._contents[fh][off : off + size]
@@ -434,7 +439,10 @@ class WriteBehindOperations(Handlers[_Node]):
 
 @contextmanager
 def _noted() -> Iterator[None]:
-    """Pass an error of a node's `Stream` to the kernel without recording it: the stream has recorded it already."""
+    """Return a context that passes an error of a node's `Stream` to the kernel, and does not note the error again.
+
+    The stream noted it in `.logfs/errors` when it happened.
+    """
     try:
         yield
     except OSError as error:

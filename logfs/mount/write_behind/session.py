@@ -42,7 +42,8 @@ _MAX_TASKS = 400
 class WriteBehindOptions:
     """The options of one write-behind mount.
 
-    `mount` is the mountpoint of a store. The kernel is made to send the written bytes every `linger_ms`.
+    `mount` is the mountpoint of the main mount, to which the written lines are sent, and `mountpoint` that of the
+    write-behind mount. The kernel is made to send the written bytes every `linger_ms`.
     """
 
     mount: Path
@@ -119,9 +120,10 @@ async def _stop(linger: Linger, stop_wanted: Callable[[], Awaitable[None]]) -> N
 
 
 async def _announce(linger: Linger, mountpoint: Path, ready: Callable[[], None]) -> None:
-    """Wait until the mount answers a `stat`, start the rounds of `linger`, and call `ready`.
+    """Wait until the mount answers a `stat`, then start `linger` and call `ready`.
 
-    A worker thread calls `stat`, because this thread must answer it.
+    From then on `linger` makes the kernel send the written bytes. A worker thread calls `stat`, because this thread
+    must answer it.
     """
     found = await run_in_thread(os.stat, mountpoint)
     start_notifier()

@@ -33,11 +33,13 @@ def compact(
     Each partition is compacted in the same way as by `logfs compact`. If `roll` is true, a new active segment is
     started in each partition first, so that the previous active segment is compacted, too. The settings
     `log.cleaner.dedupe.buffer.size` (memory) and `log.cleaner.io.max.bytes.per.second` apply to each task separately.
-    No other process may have opened the log directories for writing. `topics` limits the job to these topics.
-    `progress` is called with (bytes of logs done, total bytes). Blocks until the job has ended. Returns a `Visited`
-    for each partition whose `cleanup.policy` includes `compact`. If a partition cannot be compacted, its `Visited`
-    has the error as text, and the other partitions are still compacted. Raises the errors of `lease_partitions`, such
-    as `StoreLocked`.
+    `topics` limits the job to these topics. `progress` is called with (bytes of logs done, total bytes).
+
+    Blocks until the job has ended. Returns a `Visited` for each partition whose `cleanup.policy` includes `compact`.
+    If a partition cannot be compacted, the `reason` of its `Visited` is the text of the error, and the other
+    partitions are still compacted. Raises `StoreLocked` if another process has opened the log directories for
+    writing, `UnknownPartition` for a topic that does not exist, and `InvalidStore` if a path is not a log directory,
+    or if an earlier commit of staged batches cannot be completed.
     """
     with lease_partitions(paths, topics) as lending:
         settings = lending.store.settings

@@ -151,9 +151,10 @@ def _checked(call: Callable[[], _Result]) -> _Result:
 
 @contextmanager
 def _target(folder: Path, temporary: Path, format: str) -> Iterator[Folders | IcebergTables]:
-    """Yield the publisher of an export into `folder`: `IcebergTables` for the format iceberg, else `Folders`.
+    """Yield the object that publishes the files of an export: `IcebergTables` for the format iceberg, else `Folders`.
 
-    `temporary` is the directory into which the tasks write. The `IcebergTables` are closed at the end of the context.
+    `folder` is the target of the export, and `temporary` the directory into which the tasks write. The
+    `IcebergTables` are closed at the end of the context.
     """
     if format != "iceberg":
         yield Folders(folder, temporary)
@@ -197,8 +198,9 @@ def _folder(target: str | os.PathLike[str], mode: str, paths: Paths, format: str
 def _check_contents(folder: Path, mode: str, *, incremental: bool, is_early: bool = False) -> None:
     """Raise `FileExistsError` if `mode` does not allow the contents of the target; `_temporary` is always allowed.
 
-    `is_early` is true for a check before `temporary_directory` completes the exports that were killed. A killed
-    export may have moved only some of its files. So if the target has `_temporary`, the early check raises nothing.
+    An export calls this twice. The first call, with `is_early`, comes before `temporary_directory` completes earlier
+    exports that were killed. A killed export may have moved only some of its files. So if the target has
+    `_temporary`, the early call raises nothing.
     """
     held = {path.name for path in folder.iterdir()} if folder.exists() else set()
     if mode != "errorifexists" or not held - {TEMPORARY}:

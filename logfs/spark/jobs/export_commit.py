@@ -237,8 +237,9 @@ class Folders:
     def offsets(self, selected: Selection, *, may_be_damaged: bool = False) -> OffsetsJson:
         """Return the offsets at which the last incremental export into the target ended, or {} if there was none.
 
-        One file has the offsets of all topics, whether they are `selected` or not. If it is damaged, return {} if
-        `may_be_damaged` is true, else raise `InvalidSetting`.
+        They are in the form of Spark's checkpoints, such as {"orders": {"0": 23}}. One file has the offsets of all
+        topics, whether they are `selected` or not. If it is damaged, return {} if `may_be_damaged` is true, else
+        raise `InvalidSetting`.
         """
         path = self._target / OFFSETS
         try:
@@ -264,12 +265,14 @@ class Folders:
     ) -> None:
         """Move the files of the tasks, `written`, to their final paths, all or none, and store `offsets` in a file.
 
-        The older files of the partitions `replaced` are removed; if `replaced` is None, all older files stay. If
-        `offsets` is None, none are stored; the offsets that an earlier incremental export stored then stay if
-        `replaced` is None, and are removed otherwise. If a file cannot be moved, the files moved before are moved
-        back, but the file `_SUCCESS` of an earlier export is not restored. `begins` is not used; only
-        `IcebergTables` needs it. Raises `FileExistsError` if there is a file at a final path and it is not one of the
-        removed files, and `OSError`.
+        The older files of the partitions `replaced` are removed; if `replaced` is None, all older files stay.
+        `offsets` replace the offsets that an earlier incremental export has stored. If `offsets` is None, nothing is
+        stored. The earlier offsets then stay if no files are replaced, and are removed if `replaced` is given,
+        because they do not fit the new files.
+
+        If a file cannot be moved, the files moved before are moved back, but the file `_SUCCESS` of an earlier export
+        is not restored. `begins` is not used; only `IcebergTables` needs it. Raises `FileExistsError` if there is a
+        file at a final path and it is not one of the removed files, and `OSError`.
         """
         with _publishing(self._target):
             self._publish(written, offsets, replaced)

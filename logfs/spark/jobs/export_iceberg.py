@@ -93,10 +93,11 @@ class IcebergTables:
         self._catalog.close()
 
     def offsets(self, selected: Selection, *, may_be_damaged: bool = False) -> OffsetsJson:
-        """Return the offsets at which the last export into each table ended, in the form of a Spark checkpoint.
+        """Return the offsets at which the last export into each table ended: {topic: {partition number: offset}}.
 
-        If an export was killed between its commits, a topic whose table has no offsets yet has the offsets at which
-        the export began.
+        The partition numbers are texts. The id of a topic is in a key "topic#id", whose value is empty. If an export
+        was killed between its commits, a topic whose table has no offsets yet has the offsets at which the export
+        began.
 
         Raises `InvalidSetting` if a table of a `selected` topic has snapshots, but no offsets that belong to its
         current snapshot. If `may_be_damaged` is true, or if the topic is not selected, such a table is left out
@@ -128,13 +129,17 @@ class IcebergTables:
     ) -> None:
         """Add the files of the tasks, `written`, to the tables of their topics, with one commit for each table.
 
-        A missing table is created. The files are first moved into the directories of the tables. The snapshot and the
-        properties of a table store the `offsets` of its topic. If `replaced` is given, the same commits remove the
-        records that earlier exports have written of the partitions `replaced`. The tables are committed in the order
-        of their names. `begins`, the offsets at which this export began, are stored before the first commit. After an
-        error, the tables committed before it stay committed, and the next export begins at `begins` for the topics
-        whose tables have no offsets yet. Raises `JobFailed` if another writer has changed a table meanwhile, and the
-        errors of pyiceberg.
+        The files are first moved into the directories of the tables. A missing table is created. The tables are
+        committed in the order of their names.
+
+        - `offsets`: where this export ended; None stands for no offsets. The snapshot and the properties of a table
+          store those of its topic. A topic without files also gets a commit if its table has no offsets yet.
+        - `replaced`: partitions whose records from earlier exports the same commits remove; None removes nothing.
+        - `begins`: where this export began, stored before the first commit; None stores nothing. After an error, the
+          tables committed before it stay committed, and the next export begins at `begins` for the topics whose
+          tables have no offsets yet.
+
+        Raises `JobFailed` if another writer has changed a table meanwhile, and the errors of pyiceberg.
         """
         of_topic: dict[str, list[WrittenFile]] = {}
         if replaced is not None:

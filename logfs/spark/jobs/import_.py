@@ -91,20 +91,23 @@ def import_(
     - "parquet": files with the columns of `format("logfs")`. `key` and `value` may name other columns.
     - "json": a JSON object for each record (an envelope), one per line, as in an export.
     - "text": each line is a value. If `key_separator` is given, the text before it is the key, the text after it the
-      value. If `key` is given, each line is a JSON object; its field with this name is the key, numbers as written.
+      value. If `key` is given, each line is a JSON object, and `key` is the name of the field that has the record's
+      key. A string is used as it is, any other value as its JSON text.
 
     `topic` takes precedence over the topics in the files. With `repartition`, the partitions in the files are
-    ignored. For a row without a partition, the hash of the key selects one; rows without keys are distributed. With
-    `partitions`, missing log directories and topics are created, with this number of partitions, or more if the files
-    name more. An import with an `id` is done once: another import with the same id changes nothing, as long as the
-    log remembers the id (at least seven days). Rows keep their order within a file. If all files specify partitions
-    and ascending offsets, like those of an export, the rows are appended in the order of the offsets. `progress` is
-    called with (bytes done, total bytes). Both numbers include the bytes that are read to plan the import.
+    ignored. For a row without a partition, the hash of the key selects one; rows without keys are distributed. If
+    `partitions` is given, missing log directories and topics are created. A new topic has this number of partitions,
+    or more if the files name more. An import with an `id` is done once: another import with the same id changes
+    nothing, as long as the log remembers the id (at least seven days). Rows keep their order within a file. If all
+    files specify partitions and ascending offsets, like those of an export, the rows are appended in the order of the
+    offsets. `progress` is called with (bytes done, total bytes). Both numbers include the bytes that are read to plan
+    the import.
 
     Blocks until the job has ended. Raises `InvalidSetting` for wrong arguments, `InvalidStore` for a path that is not
-    a log directory, `FileNotFoundError` for a missing source, `JobFailed` if a task fails (its message names the
-    file of the task, or the first and the last of its files), and the errors of a commit, such as `StoreLocked`, and
-    `CommitPending` if the commit is durably decided but not completed yet.
+    a log directory, `FileNotFoundError` for a missing source, and `JobFailed` if a task fails. The message of
+    `JobFailed` names the file of the task, or the first and the last of its files. Raises `StoreLocked` if another
+    process holds the log directories. Raises `CommitPending` if the commit is durably decided but not completed yet.
+    Other kinds of `LogfsError`, and `OSError`, say why a commit failed.
     """
     options = ImportOptions(format, topic, key, value, key_separator, repartition)
     if partitions is not None and partitions < 1:
@@ -158,9 +161,10 @@ def _is_committed(directories: Sequence[str], writer: str) -> bool:
 
 
 def _told(progress: Progress | None, before: int, total: int) -> Progress | None:
-    """Return the progress callback for one of several jobs; `before` is the number of bytes of the jobs before it.
+    """Return the progress callback for one of several jobs, or None if `progress` is None.
 
-    The callback calls `progress` with the bytes done in all jobs so far and `total`, the total of all jobs.
+    The callback calls `progress` with (bytes done in all jobs so far, `total`). `before` is the number of bytes of
+    the jobs before this one, and `total` the number of bytes of all jobs.
     """
     if progress is None:
         return None
@@ -250,8 +254,8 @@ def _stage(
 ) -> list[tuple[str, StagedFile]]:
     """Run the tasks that write the rows to staged files; return (host, staged file) for each of these files.
 
-    `ordered` are the groups of file ranges that `in_order` returns, in the order of import. If a task fails, the
-    staged files of all tasks are removed.
+    `ordered` are all file ranges of the import, in the order of import. They are in groups: the rows of a group are
+    merged by offset. If a task fails, the staged files of all tasks are removed.
     """
     groups = packed(ordered, _size, TASK_BYTES)
     works = [WorkItem((turn, some), sum(map(_size, some))) for turn, some in enumerate(groups)]

@@ -98,8 +98,9 @@ class ImportFormat(ABC):
         """Find the topics, partitions and offsets of the rows in a file range, to plan the import.
 
         Return file ranges that together have all rows of `file_range`. In each of them, `names` has the topics and
-        partitions of the rows, and `offsets` is set if the offsets of the rows are known. Raises the errors of
-        `read`.
+        partitions of the rows, and `offsets` is set if the offsets of the rows are known. Raises `InvalidRecord` if
+        the file does not have the format, `NotOnHost` if it is missing or shorter than planned on this machine, and
+        `OSError`.
         """
 
     @abstractmethod

@@ -138,10 +138,13 @@ class EnvelopeFormat(LinesFormat):
         return file_range.size_bytes
 
     def look(self, file_range: FileRange) -> list[FileRange]:
-        """Return the file range with `names` and `offsets` set, or an empty list if no line begins in it.
+        """Read a file range, and return a list with a copy of it that has `names` and `offsets` set.
 
-        The file is read in blocks of whole lines. If all lines in a block begin like the lines of an export of one
-        partition, only the beginnings of the first and the last line are parsed.
+        `names` are the partitions of the envelopes; the option `topic` replaces their topic. `offsets` are their
+        first and their greatest offset; None if they have several partitions, or if the partition or an offset is
+        missing. The list is empty if no line begins in the file range. The file is read in blocks of whole lines. If
+        all lines in a block begin like the lines of an export of one partition, only the beginnings of the first and
+        the last line are parsed.
         """
         names: set[Name] = set()
         offsets: list[int | None] = []
@@ -180,9 +183,9 @@ class EnvelopeFormat(LinesFormat):
             yield self._batch(placed[start : start + BATCH_ROWS])
 
     def _canonical(self, topic: str, partition: int, found: Envelopes) -> pa.RecordBatch:
-        """Convert envelopes of one partition, in the form of an export, to an Arrow batch.
+        """Convert envelopes in the form of an export, all of one partition, to an Arrow batch.
 
-        `found` are the parsed envelopes, `topic` and `partition` those of all of them. No Python object is made for
+        `topic` and `partition` name the partition, and `found` are the parsed envelopes. No Python object is made for
         each record.
         """
         count = len(found.offsets)

@@ -133,12 +133,11 @@ class ParquetFormat(ImportFormat):
     def _names(
         self, path: str, file: pq.ParquetFile, number: int, columns: dict[str, Any]
     ) -> frozenset[Name]:
-        """Return the topics and partitions of the rows in the row group `number` of a file.
+        """Return the (topic, partition) pairs of the rows in the row group `number` of a file, with None for unknown.
 
-        `columns` has the metadata of the row group's columns in the footer, by the name of the column. The option
-        `topic` takes precedence. Without it, the topic is taken from the path, else from the footer if the footer
-        shows that all rows have the same value, else from the column. The partition is taken from the same three
-        places.
+        `columns` has the metadata of the row group's columns in the footer, by the name of the column. The topic
+        comes from the first of these places that has it: the option `topic`; the path; the footer, if it shows that
+        all rows have the same value; the column. The partition comes from the same places except the option.
         """
         known: dict[str, str | None] = {
             "topic": self.options.topic or from_path(path, "topic"),

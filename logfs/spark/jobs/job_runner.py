@@ -117,7 +117,11 @@ def run(
 
 
 class _WorkTask(Generic[_Item, _Result]):
-    """The function that a Python worker runs for each group of work items."""
+    """The function that a Python worker runs for each group of work items. It returns one result for each item.
+
+    The result is that of `do`, or a `_Failure` if `do` raised `LogfsError` or `OSError`. After each item, its size in
+    bytes is added to `done`.
+    """
 
     def __init__(self, do: Callable[[_Item], _Result], done: Accumulator[int]) -> None:
         self._do = do

@@ -60,15 +60,18 @@ def verify(
 ) -> Verification:
     """Audit log directories, and return the findings.
 
-    The audit is that of `logfs check` without its checks of key indexes and of the owner of a bucket.
+    Checks every batch and index entry, and the other files of the log directories and partitions, but not the owner
+    of a bucket. Key indexes are checked only in partitions with errors.
 
     Nothing is changed. A broker or a mount may use the directories meanwhile. Files that change during the audit may
     cause errors, so the driver audits each partition with errors once more, as `logfs check` does. A segment that is
     removed from the log during the audit is reported as a note. A segment that is in the log but missing on a task's
     machine is reported as an error that names the host.
+
     `topics` limits the audit to these topics. `progress` is called with (bytes of logs done, total bytes). Blocks
-    until the job has ended. Raises the errors of opening a store read-only and of `audit_subjects`, and `JobFailed`
-    if a segment exists on the machine of its task, but cannot be read.
+    until the job has ended. Raises the errors of `logfs.open`; `Gone` or `FileNotFoundError` if files leave a log
+    during each of several attempts to list its segments; `OSError`; and `JobFailed` if a segment exists on the
+    machine of its task, but cannot be read.
     """
     with opened(paths, topics) as store:
         findings = list(check_log_dir_files(store))

@@ -21,16 +21,20 @@ class EachBatch:
     """
 
     def __init__(self, path: str | Iterable[str], name: str, options: Mapping[str, str]) -> None:
-        """Prepare to append to the log directories `path`; `options` are those of a write. Nothing is written yet.
+        """Prepare to append to the log directories `path`. Nothing is written yet.
 
-        `name` distinguishes this object from other `EachBatch` objects in the same query.
+        `name` distinguishes this object from other `EachBatch` objects in the same query. `options` are those of
+        `df.write.format("logfs")`, such as `topic`.
         """
         paths = [path] if isinstance(path, str) else list(path)
         self._options = {**options, "paths": json.dumps(paths)}
         self._name = name
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
-        """Append a micro-batch. Raises the errors of a batch write, and `RuntimeError` outside of `foreachBatch`."""
+        """Append the micro-batch `batch`, unless the query has appended the micro-batch `batch_id` before.
+
+        Raises the errors of `df.write.format("logfs")`, and `RuntimeError` outside of `foreachBatch`.
+        """
         query = batch.sparkSession.sparkContext.getLocalProperty(_QUERY_ID)
         if query is None:
             raise RuntimeError(

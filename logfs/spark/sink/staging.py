@@ -80,8 +80,9 @@ class StagingTask:
     def stage(self, batches: Iterable[pa.RecordBatch]) -> list[StagedFile]:
         """Stage all rows and return the staged files, which are durable. If that fails, the files are removed.
 
-        Raises `ValueError` for rows that Kafka's sink refuses, `UnknownPartition` for a topic or partition that does
-        not exist, `RecordTooLarge`, `InvalidRecord` for a timestamp below -1 ms, and `OSError`.
+        Raises `ValueError` for a row without a topic and for a header without a key, `UnknownPartition` for a topic
+        or partition that does not exist, `RecordTooLarge`, `InvalidRecord` for a timestamp below -1 ms, and
+        `OSError`.
         """
         try:
             for chunk in _chunks(batches, self._chunk_bytes):

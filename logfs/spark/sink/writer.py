@@ -58,10 +58,11 @@ class _Sink:
     """The base class of `BatchWriter` and `StreamWriter`. Spark pickles the writer, and sends it to the tasks."""
 
     def __init__(self, schema: StructType, options: WriteOptions) -> None:
-        """Find the log directories and plan the partitions. With createPartitions, create the topic if it is missing.
+        """Find the log directories, and store in `planned` the partitions that the tasks can write to.
 
-        Raises `ValueError` for a wrong schema, `InvalidStore` for a path that is not a log directory, the errors of
-        `commit_client.create`, and `OSError`.
+        They are those of the topic in `options` or, without a topic, of all topics. With createPartitions, first
+        create the topic if it is missing. Raises `ValueError` for a wrong schema, `InvalidStore` for a path that is
+        not a log directory, the errors of `commit_client.create`, and `OSError`.
         """
         check_write_schema(schema, options)
         self.options = options
@@ -121,7 +122,8 @@ class _Sink:
     def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Remove the staged files, except those of a commit that must still be completed.
 
-        If this fails, a warning is logged, and the upkeep of the store removes the files later.
+        `messages` are the commit messages of the tasks, with None for a task that has failed. If the removal fails, a
+        warning is logged, and the upkeep of the store removes the files later.
         """
         try:
             commit_client.discard(self.log_dirs, _files(messages))
@@ -149,7 +151,8 @@ class BatchWriter(_Sink, DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         """In a task: write the rows of the task to staged files, and return the commit message.
 
-        Raises `NotOnHost` if this machine lacks the planned partitions, and the errors of `StagingTask.stage`.
+        Raises `NotOnHost` if this machine lacks one of the partitions in `planned`, and the errors of
+        `StagingTask.stage`.
         """
         return self._stage(iterator, *self._id)
 
@@ -176,8 +179,8 @@ class StreamWriter(_Sink, DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         """In a task: write the rows of the task to staged files, and return the commit message.
 
-        Raises `RuntimeError` outside of a streaming query, `NotOnHost` if this machine lacks the planned partitions,
-        and the errors of `StagingTask.stage`.
+        Raises `RuntimeError` outside of a streaming query, `NotOnHost` if this machine lacks one of the partitions in
+        `planned`, and the errors of `StagingTask.stage`.
         """
         context = TaskContext.get()
         query = context.getLocalProperty(_QUERY_ID) if context is not None else None

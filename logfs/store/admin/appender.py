@@ -73,7 +73,8 @@ def open_appender(
     in several logs. If the log directories are not mounted, this process opens the store. If it recovers partitions,
     `recovery` is called with (partition, bytes read, total bytes), perhaps by several threads at the same time. If
     another process holds the directories, waits up to a second, and then raises `StoreLocked`, which names the
-    process. Also raises `UnknownPartition`, and the errors of `Store`.
+    process. Raises `UnknownPartition` if there is no partition or topic `name`, `InvalidStore` for a path that is not
+    a log directory, and other kinds of `LogfsError` or `OSError` if the store or the partition cannot be opened.
     """
 
     def directly(paths: Sequence[Path]) -> Appender:

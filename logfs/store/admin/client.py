@@ -118,10 +118,13 @@ def call(
 
     `report` is called with (bytes done, total bytes); the request ends if `report` raises an error. If a store is
     opened and recovers partitions, `recovery` is called with (partition, bytes read, total bytes), perhaps by several
-    threads at the same time. If another process holds the directories, waits up to `seconds`, and then raises
-    `StoreLocked`, which names the process. If the mount ends before it answers, a request with `is_repeatable` is
-    sent again; for any other request, `RequestInterrupted` is raised. Also raises the errors of the request and of
-    `Store`.
+    threads at the same time.
+
+    If another process holds the directories, waits up to `seconds`, and then raises `StoreLocked`, which names the
+    process. If the mount ends before it answers, a request with `is_repeatable` is sent again, but not later than
+    `seconds` after the call began: then `StoreLocked` is raised. For any other request, `RequestInterrupted` is
+    raised. An error in the execution of the request is raised here, too, even if a mount executes it. Other kinds of
+    `LogfsError`, or `OSError`, are raised if the store cannot be opened.
     """
 
     def directly(paths: Sequence[Path]) -> Answer:
@@ -142,9 +145,10 @@ def call(
 def ask(mounted: Path, request: Request, report: Report = lambda done, total: None) -> Answer:
     """Send a request to the mount at the mountpoint `mounted`, and return the answer.
 
-    Until the answer comes, `report` is called with (bytes done, total bytes). Raises the errors of the request,
-    `NoAnswer` if the mount has ended before the request was sent, `RequestInterrupted` if the mount ends later, and
-    `NotWritable` if this user may not send requests.
+    Until the answer comes, `report` is called with (bytes done, total bytes). If the request fails in the mount, its
+    error is raised here. Raises `NoAnswer` if the mount has ended before the request was sent. Raises
+    `RequestInterrupted` if the mount ends later: the request may have been executed or not. Raises `NotWritable` if
+    this user may not send requests.
     """
     line = format_request(request)
     # Check the request before it is sent, for a clear error: a mount that refuses it returns only an errno.

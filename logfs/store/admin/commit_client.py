@@ -47,9 +47,11 @@ def commit(
 
 
 def discard(log_dirs: LogDirs, staged: Sequence[StagedFile]) -> None:
-    """Remove staged files that will not be committed. Files of a commit that is decided but not done are kept.
+    """Remove staged files that will not be committed.
 
-    Waits up to five seconds while another process holds the log directories. Raises the errors of `Store`.
+    A file is kept if it belongs to a commit that is already recorded in the log directory, but whose batches are not
+    all appended yet. Waits up to five seconds while another process holds the log directories. Raises the errors of
+    `Store`.
     """
     if staged:
         _call(log_dirs, Discard(tuple(staged)), 5.0)

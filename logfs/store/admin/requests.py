@@ -202,10 +202,11 @@ class DeleteRecords(PartitionRequest, operation="delete_records"):
 
 @dataclass(frozen=True)
 class Compact(PartitionRequest, operation="compact"):
-    """Compact a partition, with `roll` also its active segment.
+    """Compact a partition. With `roll`, its active segment is sealed first, and compacted, too.
 
-    The answer has the fields of `Cleaned`: `first_dirty`, the offset below which the log is clean; the sizes of the
-    clean part's .log files and the numbers of its segments, before and after; and how full the map of keys was.
+    In the answer, `first_dirty` is the offset below which the log is clean now. `bytes_before` and `bytes_after` are
+    the sizes of the clean part's .log files before and after, and `segments_before` and `segments_after` the numbers
+    of its segments. `map_share` is how full the map of keys was, from 0 to 1.
     """
 
     roll: bool = False
@@ -235,8 +236,9 @@ class Move(PartitionRequest, operation="move"):
 class Retain(Request, operation="retain"):
     """Delete the segments that are eligible for deletion in `log_dirs`, which are log directories of the store.
 
-    In the answer, `partitions` lists for each partition the segments to delete and the reasons, as planned before the
-    deletion (the result of `retention_plans`), and `failed` tells whether a log directory has failed.
+    In the answer, `partitions` has an item for each partition with the segments to delete and the reasons, as planned
+    before the deletion. `retention_plans` describes the fields of an item. `failed` is true if a log directory has
+    failed.
     """
 
     log_dirs: list[str]
@@ -336,11 +338,12 @@ class Promote(Request, operation="promote"):
 class CommitOffsets(Request, operation="commit_offsets"):
     """Commit offsets of a consumer group for several partitions, all or none.
 
-    `offsets` maps the name of a partition, or of a topic for all of its partitions, to a text that `resolve_offset`
-    accepts, such as a number. With `skips_missing`, each name must be that of a partition. A partition is then
-    skipped if it does not exist, or if its log ends below the offset. If its log starts above the offset, the log
-    start is committed instead. The commits are durable. The answer's `offsets` has the committed offset of each
-    partition.
+    `offsets` maps the name of a partition, or of a topic for all of its partitions, to a text: a number, `earliest`,
+    `latest`, or a time. A time is ms since the epoch after an `@`, or in ISO 8601. It stands for the first record at
+    or after this time, or for the log end if there is none. With `skips_missing`, each name must be that of a
+    partition. A partition is then skipped if it does not exist, or if its log ends below the offset. If its log
+    starts above the offset, the log start is committed instead. The commits are durable. The answer's `offsets` has
+    the committed offset of each partition.
     """
 
     group: str
@@ -525,10 +528,12 @@ def tiered_partitions(store: Store, chosen: Iterable[str]) -> list[str]:
 def retention_plans(store: Store, chosen: Iterable[str]) -> list[dict[str, Any]]:
     """Return what retention would do now to each of the partitions `chosen`, as values for JSON.
 
-    `expired` lists the segments to delete, `released` those to delete only from the local disk, each as [name of the
-    .log file, base offset, next offset, bytes, reason]. `oldest` is the .log file of the oldest segment that remains,
-    and `stays` says why this segment remains; both are "" if no segment remains. A partition that another process
-    deletes meanwhile is left out. Raises the errors of `Store.retention_plan` and of `Reader.until_settled`.
+    An item of the result has the fields `name`, `expired`, `released`, `oldest` and `stays`. `expired` lists the
+    segments to delete, `released` those to delete only from the local disk, each as [name of the .log file, base
+    offset, next offset, bytes, reason]. `oldest` is the .log file of the oldest segment that remains, and `stays`
+    says why this segment remains; both are "" if no segment remains. A partition that another process deletes
+    meanwhile is left out. Raises `LogfsError` or `OSError` if a partition does not exist, is offline or cannot be
+    read.
     """
     plans = []
     for name in chosen:

@@ -49,7 +49,10 @@ class StoreDirs(NamedTuple):
 
 
 def store_dirs(disk: Disk, path: Path) -> StoreDirs:
-    """Return the entries of `logfs.dirs` in the log directory at `path`. Raises `OSError`."""
+    """Return the paths in the file `logfs.dirs` of the log directory at `path`; only `path` if there is no such file.
+
+    A file that is damaged or a copy counts as missing. Raises `OSError` if the file cannot be read.
+    """
     mark = read_mark(disk, path / STORE_DIRS)
     here = os.path.realpath(path)
     told = {} if mark is None or mark.is_copy else mark.told
@@ -216,7 +219,11 @@ class LogDir:
         return self._read(LOG_STARTS).get(name, 0)
 
     def is_unchanged(self) -> bool:
-        """Whether the path still leads to the same directory, and no name in it changed since the last read."""
+        """Whether the directory is still at its path, and certainly no name in it has changed since the last read.
+
+        The last read is that of `open` or `has_changed`. Compares the device, the inode number and the mtime.
+        False also if the mtime was too recent at the last read to show later changes. Raises `OSError`.
+        """
         found, before = self.disk.stat(self.path, follow=True), self.found
         assert before is not None, "opened"
         is_same = (found.device, found.identity) == (before.device, before.identity)
@@ -247,7 +254,7 @@ class LogDir:
             self.set_cleaner_offsets(offsets if offset is None else {**offsets, name: offset})
 
     def set_cleaner_offsets(self, offsets: dict[TopicPartition, int]) -> None:
-        """Replace the checkpoint of cleaner offsets, which `set_cleaner_offset` changes for one partition."""
+        """Replace all entries of the checkpoint of cleaner offsets by `offsets`, durably."""
         self._write(CLEANER_OFFSETS, offsets)
         self.cleaner_offsets = offsets
 

@@ -184,7 +184,7 @@ def check_log_dirs(
 
 
 def check_place(path: Path) -> None:
-    """Raise `InvalidStore` if the new log directory `path` would lie in another log directory (see `_around`)."""
+    """Raise `InvalidStore` if a new log directory at the missing path `path` would lie in another log directory."""
     if around := _around(path):
         words = "does not exist, and a log directory cannot be created inside another one"
         raise RecognisedPath(path, PathKind.MISSING, words, (around,)).error()
@@ -215,7 +215,7 @@ def log_dirs_of(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
 
 
 def _kind_of(path: Path) -> PathKind:
-    """Return LOG_DIR, PARTITION, EMPTY or OTHER. Raises `OSError` for a directory that cannot be read."""
+    """Return the kind of a directory: LOG_DIR, PARTITION, EMPTY or OTHER. Raises `OSError` if it cannot be read."""
     inside = os.listdir(path)
     if _proves_log_dir(path, inside):
         return PathKind.LOG_DIR

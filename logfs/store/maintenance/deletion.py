@@ -93,9 +93,9 @@ class Deletion(NamedTuple):
             return None
 
     def write(self, disk: Disk, directory: Path, *, is_finished: bool) -> None:
-        """Write `deletion.json` into a directory, durably, with the argument `is_finished` in place of the field.
+        """Write this object as `deletion.json` into a directory, durably. Raises `OSError`.
 
-        Raises `OSError`.
+        The file gets the argument `is_finished`; the field of the same name is ignored, and does not change.
         """
         told = {**self._asdict(), "settings": dict(self.settings), "is_finished": is_finished}
         write_mark(disk, directory / _MARK, told)
@@ -186,12 +186,12 @@ class Deleter(Maintenance):
         return kept.due_ms if can_return else None
 
     def _rename(self, partition: Partition, home: LogDir, doomed: Path, *, is_closed: bool) -> None:
-        """Rename the directory of a partition that is being deleted to `doomed`.
+        """Rename the directory of a partition that is being deleted to `doomed`. Raises the `OSError` of the rename.
 
-        `is_closed` tells whether `Partition.close` has flushed and closed the files, so that the partition can be
-        loaded again without recovery. If the rename fails, the error is raised, and the next use of the partition
-        loads it again. But if `is_closed` is false, the partition takes no appends until the store is opened again;
-        it can be deleted. The caller must hold the registry's lock.
+        `is_closed` tells whether `Partition.close` has flushed and closed the files. After an error the partition is
+        not deleted. If `is_closed` is true, its next use loads it again, without recovery. Otherwise it takes no
+        appends until the store is opened again, but can be deleted. If only the sync after the rename fails, the
+        error is logged. The caller must hold the registry's lock.
         """
         name, directory = partition.name, partition.directory
         try:
@@ -394,7 +394,10 @@ class Deleter(Maintenance):
         return chosen
 
     def _settings_of(self, found: _Found) -> Mapping[str, str]:
-        """Return the settings that a deleted partition's topic had at the last deletion of one of its partitions."""
+        """Return the settings of a deleted partition's topic, as they were when a partition of it was last deleted.
+
+        Only those partitions count that can still be restored.
+        """
         topic = names.parse_directory(found.kept.partition).topic
         alike = [each for each in self._of(topic, self._found()) if each.topic_id == found.topic_id]
         return _newest([found, *alike]).kept.settings

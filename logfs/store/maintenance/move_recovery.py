@@ -60,9 +60,9 @@ def finish_or_undo(
 ) -> None:
     """Finish or undo the unfinished moves of the partitions that `wanted` selects.
 
-    `found` has the partition directories in each log directory. If a move is finished, the new directory of the
-    partition is added to the `partitions` of its log directory, and the original is scheduled for removal. If a move
-    can be neither finished nor undone, and no directory has the partition's name, the partition is offline.
+    `found` maps each log directory to the partition directories in it. For a finished move, this function adds the
+    partition's new directory to `partitions` there, and schedules the original for removal. If a move can be neither
+    finished nor undone, this is logged, and the partition is offline unless a directory has its name.
     """
     homes = {name: log_dir for log_dir, each in found.items() for name, *_ in each.partitions}
     strays = {path: log_dir for log_dir, each in found.items() for path in each.strays}
@@ -108,8 +108,11 @@ def _finish_or_undo(
     """Finish or undo one move, whose copy is at `path`. Return the directory of a finished move, else None.
 
     `is_there` tells whether a directory with the partition's name exists in one of the log directories.
-    `has_original_left` tells whether the copy is complete and the original was renamed to `-stray`. A read-only store
-    renames nothing: it uses the copy at `path`. Raises `InvalidStore` if the move can be neither finished nor undone.
+    `has_original_left` tells whether the copy is complete and the original was renamed to `-stray`. The move is
+    undone if only `is_there` is true, and finished if only `has_original_left` is true. Otherwise it can be neither
+    undone nor finished, and this raises `InvalidStore`. If `is_there` is false and another process may still be
+    moving the partition (`LogDir.live`), nothing is done. A read-only store changes no files: for a finished move, it
+    returns `path`.
     """
     if is_there and has_original_left:
         raise InvalidStore(

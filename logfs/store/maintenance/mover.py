@@ -175,9 +175,8 @@ class Mover(Maintenance):
         """Replace the original by the copy, in the steps that docs/durability.md describes ("Moving a partition").
 
         The caller must hold `Compactor.running`, the registry's lock, and `flusher.lock` and `lock` of the partition.
-        Raises `MoveAborted` if the partition was deleted or a commit to it is not finished. After an error that
-        follows the rename of the original, raises `PartitionFailed`: the next opening of the store then finishes the
-        move.
+        Raises `MoveAborted` if the partition was deleted or a commit to it is not finished. If a step fails after the
+        original was renamed, raises `PartitionFailed`; the next opening of the store then finishes the move.
         """
         registry, name = self._registry, partition.name.directory
         if registry.partitions.get(name) is not partition:
@@ -224,8 +223,8 @@ class Mover(Maintenance):
     ) -> None:
         """Schedule the directory from which a partition was moved for removal after `file.delete.delay.ms`.
 
-        This directory, `stray`, is in the log directory `source`; readers may still use its segments, `left`. If it
-        cannot be scheduled, the error is logged, and the next opening of the store removes the directory.
+        This directory, `stray`, is in the log directory `source`; readers may still use its segments, `left`. An
+        error is logged and not raised; the next opening of the store then removes the directory.
         """
         registry = self._registry
         unique = names.unique_part(stray.name)

@@ -380,8 +380,9 @@ class RemoteLogManager(Maintenance):
     def run_due(self) -> None:
         """Delete remote segments and copy local ones, if the interval of this task has passed or a retry is due.
 
-        The interval is `remote.log.manager.task.interval.ms`. Failed work is logged. A later call retries a copy
-        (`Backoff`); a deletion is retried after the interval.
+        The interval is `remote.log.manager.task.interval.ms`. Failed work is logged. A later call retries a failed
+        copy, after a wait of a second that doubles at each failure up to a minute. A segment that could not be
+        deleted is tried again when the task runs next.
         """
         registry, task = self._registry, MaintenanceTask.TIERING
         broker, now_ms = registry.settings.broker_config, registry.clock()
@@ -427,7 +428,10 @@ class RemoteLogManager(Maintenance):
 
 
 def _content(partition: Partition, segment: Segment, now_ms: int) -> SegmentContent:
-    """Return what to copy of a sealed segment: its .log file, indexes, leader epochs and producer snapshot."""
+    """Return what to copy of a sealed segment: its .log file, indexes, leader epochs and producer snapshot.
+
+    `now_ms` (ms since the epoch) determines which producers have expired, if the snapshot must be made from the log.
+    """
     from logfs.log.remote.segment_upload import SegmentContent
 
     text = segment.end.text
@@ -455,7 +459,10 @@ def _content(partition: Partition, segment: Segment, now_ms: int) -> SegmentCont
 
 
 def _snapshot(partition: Partition, segment: Segment, now_ms: int) -> bytes:
-    """Return the producer snapshot at the end of a segment, made from the log if the snapshot file is missing."""
+    """Return the producer snapshot at the end of a segment, made from the log if the snapshot file is missing.
+
+    A snapshot that is made leaves out the producers that have expired at the time `now_ms` (ms since the epoch).
+    """
     try:
         return partition.snapshots.read(segment.next_offset)
     except FileNotFoundError:

@@ -169,8 +169,9 @@ def _beyond_limits(
 def _newest_timestamp(segment: Segment, *, whole: bool) -> int:
     """Return the greatest timestamp of a record (ms); the .log file's modification time if no record has one.
 
-    With `whole`, all batches are read, otherwise only the last batches and the time index (`largest_timestamp`). For
-    a damaged range, the .log file's modification time counts.
+    With `whole`, all batches are read, otherwise only the last batches and the time index (`largest_timestamp`). The
+    records in a damaged range count as if their timestamp were the modification time. A remote segment is not read:
+    its timestamp is in its metadata.
     """
     if segment.is_tiered:
         # This timestamp comes from the metadata topic, which is trusted. Reading the segment would cost requests.
@@ -311,8 +312,9 @@ class Retainer(Maintenance):
         """Drop all segments eligible for deletion, and return how many were dropped.
 
         Without `names`, all partitions are examined, except failed ones and those whose upkeep is paused. The work on
-        each partition has two steps: advance the log start, then drop the segments. `attempt(name, step)` does a
-        step, and may skip it or catch its errors. The caller must not hold the registry's lock.
+        each partition has two steps: advance the log start, then drop the segments. For each step, the method calls
+        `attempt(name, step)`, which may call the function `step`, catch its errors, or leave the step out. The caller
+        must not hold the registry's lock.
         """
         registry = self._registry
         unread: dict[str, Unread | None] = {}

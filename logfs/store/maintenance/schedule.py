@@ -59,7 +59,7 @@ class Timer(NamedTuple):
 
 
 def interval_ms(task: MaintenanceTask, broker: BrokerConfig) -> int:
-    """Return the interval (ms) of a task in the settings; 0 for a task that is due at each `run_due`."""
+    """Return the interval (ms) of a task in the settings; 0 for a task without one, which is always due."""
     if task is MaintenanceTask.PRODUCERS:
         return broker.producer_id_expiration_check_interval_ms
     if task is MaintenanceTask.CHECKPOINT:

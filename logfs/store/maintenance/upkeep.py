@@ -216,11 +216,13 @@ class Upkeep(Maintenance):
             logger.info("%s: removed", path)
 
     def _forget_remote(self, disk: Disk, path: Path) -> bool:
-        """Record that the remote segments of the partition in a `-delete` directory are to be deleted; return True.
+        """Record that the remote segments of a deleted partition are to be deleted; return whether `path` can go.
 
-        Nothing is recorded if another directory of the partition has the same topic id: the partition exists again,
-        or it is in another `-delete` directory. The last of these directories decides. Returns False, and records
-        nothing, if the partition may exist in a log directory that is not open; the directory `path` must then stay.
+        `path` is the `-delete` directory of the partition. Nothing is recorded if the partition has no remote
+        segments. Nothing is recorded, either, if another directory has the same partition with the same topic id,
+        because the partition exists again or was deleted twice: the remote segments go with the last of these
+        directories. Returns False, and records nothing, if the store has remote segments and the partition may exist
+        in a log directory that is not open. Otherwise returns True.
         """
         registry, name = self._registry, names.classify_directory(path.name)[1]
         topic_id = read_topic_id(disk, path)

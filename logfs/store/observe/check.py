@@ -84,9 +84,10 @@ def _check_until_sure(
 ) -> Iterator[Finding]:
     """Audit a partition, and yield the findings. Repeat the audit, up to four times, while it has doubtful errors.
 
-    An error is doubtful if a process that changed files during the audit may have caused it (`_is_about`). After the
-    last audit, a doubtful error is yielded only if all audits found it. All other findings are yielded. A note is
-    added if an error was left out.
+    An error is doubtful if a process that changed files during the audit may have caused it (`_is_about`). In the
+    first audit, each error in a file that belongs to no segment is doubtful, too, because the checkpoints were read
+    earlier. The findings of the last audit are yielded, except doubtful errors that not all audits found. If an error
+    is left out, a note says so.
     """
     found_always: set[Finding] = set()
     with ExitStack() as opened:

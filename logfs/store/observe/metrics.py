@@ -93,7 +93,7 @@ def histogram(
 ) -> list[Sample]:
     """Return the samples of a histogram of durations, each with `labels`.
 
-    `unit` is the number of units in a second: 1 for samples in seconds, 1000 for samples in milliseconds.
+    `unit` determines the unit of the samples: 1 for seconds, 1000 for milliseconds.
     """
     buckets = list(times.buckets())
     samples = [

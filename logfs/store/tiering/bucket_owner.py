@@ -126,7 +126,10 @@ class BucketOwner:
         return {log_dir: mark for log_dir, mark in marks.items() if mark is not None}
 
     def _members(self) -> dict[str, Any] | None:
-        """Return the entries in the object `logfs.owner` by log directory id; None if missing or inaccessible."""
+        """Return the entries in the object `logfs.owner` by log directory id.
+
+        Returns None if the object is missing, or if the credentials do not permit to read it.
+        """
         from logfs.log.remote.object_store import AccessDenied
 
         disk = self._disk()

@@ -76,11 +76,13 @@ class TieredLog:
         return copied[-1].end_offset + 1 if copied else 0
 
     def segments_between(self, log_start_offset: int, offset: int) -> list[Segment]:
-        """Return the remote segments that begin before `offset` and end at or after `log_start_offset`.
+        """Return the remote segments that overlap [`log_start_offset`, `offset`), and a `MissingSegment` per gap.
 
-        If the log's first offset is known (the attribute `begin` is not None), each range up to `offset` that no
-        remote segment has is filled by a `MissingSegment`, whose reads raise an error. For example, if `begin` is 0,
-        `offset` is 30, and the remote segments have [0, 10) and [20, 30), a `MissingSegment` fills [10, 20).
+        Reads of a `MissingSegment` raise an error. The offsets between two remote segments are a gap, and those from
+        the last one up to `offset`. If the log's first offset is known (the attribute `begin` is not None), the
+        offsets before the first remote segment are a gap, too, from `begin` or `log_start_offset` on, whichever is
+        higher. For example, if `begin` is 0, `offset` is 30, and the remote segments have [0, 10) and [20, 30), a
+        `MissingSegment` fills [10, 20).
         """
         found: list[Segment] = []
         end = None if self.begin is None else max(self.begin, log_start_offset)
@@ -218,12 +220,15 @@ class TieredLogs:
     ) -> None:
         """Put the remote segments of a partition, if it has any, in front of its log, which was just loaded.
 
-        The log begins at `log_start_offset`, the offset in the checkpoint, or at the offset of its first leader epoch
-        if that is higher. Later offsets that are in no segment are missing: reads of them raise an error. In three
-        cases the log begins at its first segment instead: if it has no leader epoch; in a broker's directory
-        (`is_brokers`), because a broker deletes segments before it writes the epochs; and in a directory to which
-        another process writes (`is_live`), if the metadata partition exists, because segments may have been deleted
-        since the checkpoint was read.
+        The log then begins at `log_start_offset`, the offset in the checkpoint, or at the offset of its first leader
+        epoch if that is higher. If a later offset is in no segment, reads of it raise an error. In three cases, the
+        offsets before the first segment do not count as missing: the log begins at this segment, unless
+        `log_start_offset` is higher:
+
+        - if the log has no leader epoch;
+        - in a broker's directory (`is_brokers`), because a broker deletes segments before it writes the epochs;
+        - in a directory to which another process writes (`is_live`), if the partition of the metadata topic exists,
+          because segments may have been deleted since the checkpoint was read.
 
         Raises the errors of `of`. In a writable store, raises `Corrupt` if the local log ends at a lower offset than
         the remote segments: appends would assign the offsets of copied records again.
@@ -246,12 +251,12 @@ class TieredLogs:
         partition.attach_remote(remote, log_start_offset)
 
     def _between(self, partition: Log, log_start_offset: int, offset: int) -> Sequence[Segment]:
-        """Return the remote segments from the log start to `offset` (`TieredLog.segments_between`).
+        """Return the remote segments from the log start up to `offset`; an empty list if the topic is not tiered.
 
-        A reader calls this after it has listed the local segments. Another process may have changed the log since it
-        was loaded. It may have enabled tiering: if the topic is not tiered, its settings are read again. It may also
-        have advanced the log start beyond `log_start_offset` and deleted segments: the log start is read again from
-        the checkpoint, so that segments below it do not count as missing.
+        A reader calls this after it has listed the local segments, because another process may have changed the log
+        since it was loaded. If the topic is not tiered, its settings are read again: tiering may be enabled by now.
+        The log start is read again from the checkpoint: it may be above `log_start_offset` by now, and the deleted
+        segments below it must not count as missing.
         """
         log = self.of(partition)
         if log is None:
