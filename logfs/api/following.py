@@ -186,7 +186,7 @@ class Following(Generic[R]):
                 # The partition was deleted and created again.
                 self._offsets.pop(name, None)
                 self._left.pop(name, None)
-            self._begin(name, reader.log, self._offsets.get(name, 0))
+            self._begin(name, reader.log, self._offsets.get(name, reader.log_start_offset))
         return self._offsets.get(name, reader.log_start_offset)
 
     def _begin(self, name: str, log: Log, offset: int) -> None:

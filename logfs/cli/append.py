@@ -137,7 +137,7 @@ def _keyed_lines(arguments: argparse.Namespace) -> KeyedLines | None:
         headers.append((name, os.fsencode(value)))
     start = None
     if arguments.start is not None:
-        start = regular_expression("--start", arguments.start)
+        start = regular_expression("--start", os.fsencode(arguments.start))
     separator = arguments.key_separator
     return KeyedLines(None if separator is None else os.fsencode(separator), headers, start)
 

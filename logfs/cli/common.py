@@ -9,7 +9,7 @@ import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, AnyStr, NamedTuple
 
 from logfs.errors import (
     InvalidName,
@@ -65,16 +65,16 @@ def group_name(text: str) -> str:
     return text
 
 
-def regular_expression(option: str, text: str) -> re.Pattern[bytes]:
-    """Return `text`, the value of the option named `option`, as a pattern for bytes.
+def regular_expression(option: str, text: AnyStr) -> re.Pattern[AnyStr]:
+    """Return `text`, the value of the option named `option`, as a pattern.
 
     Raises `InvalidName` if `text` is no regular expression of Python.
     """
     try:
-        return re.compile(os.fsencode(text))
-    except re.error as error:
+        return re.compile(text)
+    except (re.error, OverflowError, RecursionError) as error:
         raise InvalidName(
-            f"{option} {text!r} is not a Python regular expression: {error}"
+            f"{option} {os.fsdecode(text)!r} is not a Python regular expression: {error}"
         ) from None
 
 

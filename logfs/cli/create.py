@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from logfs.cli.common import add_target, ask, parse_changes, target
@@ -72,10 +71,11 @@ def _make_log_dirs(words: Sequence[str]) -> None:
     `words` are the words of TARGET: LOGDIR/NAME, or LOGDIR… NAME. Raises `InvalidStore` for a log directory that
     would lie in another one or in a partition.
     """
+    from logfs.log.disk.bucket_path import as_path
     from logfs.log.disk.disk import DIRECTORY_MODE
     from logfs.store.directory.recognition import PathKind, check_place, recognise
 
-    for path in [Path(word) for word in words[:-1]] or [Path(words[0]).absolute().parent]:
+    for path in [as_path(word) for word in words[:-1]] or [as_path(words[0]).absolute().parent]:
         if recognise(path).kind is PathKind.MISSING:
             check_place(path.absolute())
             path.mkdir(mode=DIRECTORY_MODE, parents=True)

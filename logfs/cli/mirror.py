@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import logging
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from logfs.cli.common import add_log_dirs, log_dirs_of, not_empty, recovery_progress
-from logfs.errors import InvalidName
+from logfs.cli.common import (
+    add_log_dirs,
+    log_dirs_of,
+    not_empty,
+    recovery_progress,
+    regular_expression,
+)
 from logfs.log.disk.memory import keep_memory
 
 if TYPE_CHECKING:
     import argparse
+    import re
 
     from logfs.mirror.mirror import MirrorProgress
 
@@ -61,13 +66,8 @@ def source_of(arguments: argparse.Namespace) -> tuple[re.Pattern[str], dict[str,
     """
     from logfs.cluster.options import read_options
 
-    try:
-        topics = re.compile(".*" if arguments.topics is None else arguments.topics)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise InvalidName(
-            f"--topics {arguments.topics!r} is not a Python regular expression: {error}"
-        ) from None
-    return topics, read_options(arguments.command_config)
+    wanted = ".*" if arguments.topics is None else arguments.topics
+    return regular_expression("--topics", wanted), read_options(arguments.command_config)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -194,7 +194,7 @@ class RecordSelector:
             return None
         pattern = None
         if arguments.grep is not None:
-            pattern = regular_expression("--grep", arguments.grep)
+            pattern = regular_expression("--grep", os.fsencode(arguments.grep))
         headers = []
         for word in arguments.header:
             name, equals, value = word.partition("=")

@@ -311,7 +311,7 @@ def _selection(options: Mapping[str, str]) -> Selection:
         )
     try:
         re.compile(text)
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise ValueError(
             f"option subscribePattern: {text!r} is not a valid pattern: {error}"
         ) from None

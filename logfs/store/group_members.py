@@ -103,8 +103,13 @@ class GroupMember:
         self._membership.release(partition)
 
     def advance(self, partition: str, taken: int) -> None:
-        """Note that the next offset to consume in a partition is `taken`."""
-        self.places[partition] = self.places[partition]._replace(taken=taken)
+        """Note that the next offset to consume in a partition is `taken`.
+
+        If it is lower than before, because the log was truncated, the next `commit` does not leave it out.
+        """
+        place = self.places[partition]
+        committed = place.committed if taken >= place.taken else -1
+        self.places[partition] = Place(taken, committed)
 
     def commit(self, offsets: Mapping[str, int]) -> None:
         """Commit offsets by partition, all or none. An offset that equals the committed one is left out."""

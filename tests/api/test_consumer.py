@@ -225,7 +225,7 @@ def test_a_group_goes_on_in_a_truncated_log(
     store.close()
 
 
-@pytest.mark.parametrize("grown", [0, 1, 6])
+@pytest.mark.parametrize("grown", [0, 1, 3, 6])
 @pytest.mark.parametrize("read_only", [False, True])
 def test_a_group_goes_back_in_a_truncated_log(
     store: logfs.Store, log_dir: Path, read_only: bool, grown: int

@@ -191,6 +191,16 @@ def test_create_errors(orders: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.parametrize("words", [("s3://bucket/prefix/orders-0",), ("s3://bucket/a", "orders-0")])
+def test_create_with_parents_makes_no_directory_for_a_bucket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    """The URL of a bucket is not a path of this machine, also with `-p`."""
+    monkeypatch.chdir(tmp_path)
+    assert "bucket" in fails("create", "-p", *words)
+    assert not [*tmp_path.iterdir()]
+
+
 def test_delete(orders: Path, log_dir: Path) -> None:
     """`logfs delete` renames the directory to `-delete`, as Kafka does. For a minute `logfs undelete` undoes that."""
     whole = ok("cat", orders)
