@@ -9,6 +9,7 @@ from weakref import ref
 from logfs.errors import LogfsError
 from logfs.format.files.key_table_format import anchor_of
 from logfs.log.follow.live_partition import LivePartition
+from logfs.log.follow.live_segment import LiveSegment
 from logfs.store.directory.topic_id import read_topic_id
 
 if TYPE_CHECKING:
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 class PartitionIdentity:
     """Distinguishes a partition from a later one with the same name, even if the later one has its topic id.
 
-    A partition stays the same when it is moved to another log directory, or deleted and restored.
+    A partition stays the same when it is moved to another log directory, or deleted and restored. In a store that
+    another process writes, the last known batch tells a moved partition from one that was created again.
     """
 
     def __init__(self, log: Log) -> None:
@@ -28,37 +30,66 @@ class PartitionIdentity:
         self._log_dir = log.directory.parent
         # The inode number of the directory; None if another process has removed the directory.
         self._inode: int | None = None
+        # The log end offset, and the batch below it, None if it is not known.
+        self._end = log.state.log_end_offset
+        self._last: Anchor | None = None
         if isinstance(log, LivePartition):
             self._inode = log.identity
+            self._last = last_below(log, self._end)
         else:
             with suppress(FileNotFoundError):
                 self._inode = log.disk.stat(log.directory).identity
 
     def is_of(self, log: Log) -> bool:
-        """Whether `log` is a log of the same partition. If so, this object keeps `log` for the next comparison.
+        """Whether `log` is a log of the same partition. If so, this object keeps it for the next comparison.
 
         The first comparison is with the log that was given to the constructor. If `log` is the kept object itself, no
         file is read.
         """
-        before = self._log()
-        if before is log:
+        if self._log() is log:
+            end = log.state.log_end_offset
+            if end != self._end and (last := known_last_below(log, end)) is not None:
+                self._end, self._last = end, last
             return True
         now = PartitionIdentity(log)
         is_same = None in (self._topic_id, now._topic_id) or self._topic_id == now._topic_id
         if self._log_dir == now._log_dir:
             # Another directory at the same path: the partition was created again, or it was moved there and back.
-            is_same &= (self._inode is not None and self._inode == now._inode) or (
-                before is not None and _goes_on(before, log)
-            )
+            has_inode = self._inode is not None and self._inode == now._inode
+            is_same &= has_inode or self._goes_on_in(log)
         else:
             # The partition was moved by another process, or created again in another log directory. In a writable
             # store, a move keeps the object.
-            is_same &= isinstance(log, LivePartition) and (
-                before is None or _may_go_on(before, log)
-            )
+            is_same &= isinstance(log, LivePartition) and self._may_go_on_in(log)
         if is_same:
             self._log, self._log_dir, self._inode = now._log, now._log_dir, now._inode
+            self._end, self._last = now._end, now._last
         return is_same
+
+    def _goes_on_in(self, log: Log) -> bool:
+        """Whether `log` has the last known batch of this partition; False if no batch is known.
+
+        Also True if the batch in `log` cannot be read, for example because the partition is being moved once more.
+        """
+        if self._last is None or not log.log_start_offset < self._end <= log.state.log_end_offset:
+            return False
+        try:
+            return _last_below(log, self._end) == self._last
+        except (LogfsError, OSError):
+            return True
+
+    def _may_go_on_in(self, log: Log) -> bool:
+        """Whether `log`, in another log directory, may be this partition at a later time.
+
+        True if this partition was empty, or if `log` has its last known batch. Also True if this batch may have been
+        removed meanwhile: by retention, because `log` starts at or after the known end, or because `log` is
+        compacted. If no batch is known, `log` must have the offset below the known end.
+        """
+        if not self._end or log.log_start_offset >= self._end or log.config.is_compacted:
+            return True
+        if self._last is None:
+            return log.state.log_end_offset >= self._end
+        return self._goes_on_in(log)
 
 
 def last_below(log: Log, offset: int) -> Anchor | None:
@@ -67,31 +98,29 @@ def last_below(log: Log, offset: int) -> Anchor | None:
     If compaction has removed this offset, the next batch in the segment counts. Returns None if `offset` - 1 is below
     the log start or not below the log end, if there is no such batch, or if the batch cannot be read.
     """
-    state = log.state
-    if not state.log_start_offset < offset <= state.log_end_offset:
+    if not log.log_start_offset < offset <= log.state.log_end_offset:
         return None
     try:
-        batch = state.segments_from(offset - 1)[0].find_batch(offset - 1)
+        return _last_below(log, offset)
     except (LogfsError, OSError):
         return None
+
+
+def _last_below(log: Log, offset: int) -> Anchor | None:
+    """Return the same as `last_below` for an `offset` in the log. Raises `LogfsError` or `OSError` in a read."""
+    known = known_last_below(log, offset)
+    if known is not None:
+        return known
+    batch = log.state.segments_from(offset - 1)[0].find_batch(offset - 1)
     return None if batch is None else anchor_of(batch.header)
 
 
-def _may_go_on(before: Log, log: Log) -> bool:
-    """Whether `log`, in another log directory, may be the same partition as `before`, at a later time.
+def known_last_below(log: Log, offset: int) -> Anchor | None:
+    """Return what `last_below` returns if it is known without a read of a file, otherwise None.
 
-    True if `before` was empty, or if `log` has the last batch of `before`. Also True if this batch may have been
-    removed meanwhile: by retention, because `log` starts at or after the end of `before`, or because `log` is
-    compacted.
+    A log that another process writes knows the last batch before its end. Files that were not open cannot be read any
+    more once they are moved or deleted.
     """
-    end = before.state.log_end_offset
-    return (
-        not end or log.log_start_offset >= end or log.config.is_compacted or _goes_on(before, log)
-    )
-
-
-def _goes_on(before: Log, log: Log) -> bool:
-    """Whether `log` has the last batch of the log `before`; False if `before` has none, or if one cannot be read."""
-    end = before.state.log_end_offset
-    last = last_below(before, end)
-    return last is not None and last_below(log, end) == last
+    segment = log.state.segments[-1]
+    header = segment.last_header if isinstance(segment, LiveSegment) else None
+    return None if header is None or header.next_offset != offset else anchor_of(header)

@@ -23,6 +23,7 @@ from logfs.format.text.rendering import View
 from logfs.log.disk.disk import Disk
 from logfs.store.directory.permissions import Access, PermissionTable
 from logfs.store.maintenance.mover import MoveAborted
+from logfs.store.partition_identity import PartitionIdentity
 from logfs.store.store import Store
 from tests.support.processes import wait_for
 from tests.support.stores import Clock, abandon, assert_clean, fingerprint
@@ -637,6 +638,36 @@ def asks(folder: Path, log_dir: Path) -> bool:
     except OSError:
         return False
     return True
+
+
+@pytest.mark.parametrize("moves", [1, 2, 3])
+@pytest.mark.parametrize("grows", [False, True])
+def test_a_moved_partition_is_the_same_although_its_files_cannot_be_read(
+    log_dirs: list[Path], moves: int, grows: bool
+) -> None:
+    """Another process may have moved it once more before its new files are looked at; a new partition is another."""
+    with Store(log_dirs) as store, Store(log_dirs, read_only=True) as reader:
+        partition = fill(store)
+        reader.refresh()
+        identity = PartitionIdentity(reader[NAME])
+        seen = []
+        for number in range(moves):
+            if grows:
+                partition.append([b"more"])
+            store.move(NAME, log_dirs[(number + 1) % 2])
+            reader.refresh()
+            seen.append(reader[NAME])
+        assert len(set(map(id, seen))) == moves
+        assert identity.is_of(seen[-1])
+        store.move(NAME, log_dirs[moves % 2 - 1])
+        assert identity.is_of(seen[-1])
+        store.move(NAME, log_dirs[moves % 2])
+        reader.refresh()
+        assert identity.is_of(reader[NAME])
+        store.delete(NAME)
+        fill(store, 100)
+        reader.refresh()
+        assert not identity.is_of(reader[NAME])
 
 
 def test_cat_and_tail_work_during_moves(

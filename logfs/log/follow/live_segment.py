@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from logfs.format.batches.batch import Header
     from logfs.format.files.aborted_transactions import AbortedTransaction
     from logfs.log.disk.disk import Disk, File
     from logfs.log.segment.segment_listing import Files
@@ -251,6 +252,15 @@ class LiveSegment(Segment):
         except Gone:
             return False
         return True
+
+    @property
+    def last_header(self) -> Header | None:
+        """The header of the last batch that `advance` has read; None if there is none, or for an old format.
+
+        It is known without a read, also after the files were moved or deleted.
+        """
+        header = None if self._last is None else parse_header(self._last[1])
+        return None if header is None or header.magic != MAGIC else header
 
     def _check_uncut(self, segment_end: SegmentEnd) -> None:
         if self._disk.size(self.file) < segment_end.size_bytes:
