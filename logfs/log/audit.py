@@ -136,11 +136,8 @@ def audit(
     index ends in preallocated space.
 
     Damage that lies wholly below `log_start_offset` yields only a note, because its records were deleted anyway.
-    Missing offsets are damage, too: for example, a crash during retention may leave a segment whose successor is
-    gone.
-
-    `report` is called with the size in bytes of each part that was read: some batches, or a damaged range. Raises
-    `OSError`, and `Gone` if another process removes or cuts files of the segment meanwhile.
+    Missing offsets are damage, too. `report` is called with the size in bytes of each part that was read: some
+    batches, or a damaged range. Raises `OSError`, and `Gone` if another process removes or cuts files meanwhile.
     """
     # A tiered topic is never compacted, so offsets must not be missing in a remote segment.
     gaps = segment.gaps and not segment.disk.is_remote
@@ -481,6 +478,7 @@ class _TextIndexAudit(_IndexAudit):
         entries = self._take(batches.end)
         if not len(entries):
             return
+        assert batches.sizes is not None
         before = np.cumsum(batches.sizes, axis=0) - batches.sizes + np.array(text)
         starts = batches.positions
         at = np.searchsorted(starts, entries["position"].astype(np.int64), side="right")

@@ -91,23 +91,20 @@ def import_(
     - "parquet": files with the columns of `format("logfs")`. `key` and `value` may name other columns.
     - "json": a JSON object for each record (an envelope), one per line, as in an export.
     - "text": each line is a value. If `key_separator` is given, the text before it is the key, the text after it the
-      value. If `key` is given, each line is a JSON object, and `key` is the name of the field that has the record's
-      key. A string is used as it is, any other value as its JSON text.
+      value. If `key` is given, each line is a JSON object, and `key` names the field that has the record's key: a
+      string is used as it is, any other value as its JSON text.
 
     `topic` takes precedence over the topics in the files. With `repartition`, the partitions in the files are
     ignored. For a row without a partition, the hash of the key selects one; rows without keys are distributed. If
     `partitions` is given, missing log directories and topics are created. A new topic has this number of partitions,
     or more if the files name more. An import with an `id` is done once: another import with the same id changes
     nothing, as long as the log remembers the id (at least seven days). Rows keep their order within a file. If all
-    files specify partitions and ascending offsets, like those of an export, the rows are appended in the order of the
-    offsets. `progress` is called with (bytes done, total bytes). Both numbers include the bytes that are read to plan
-    the import.
+    files specify partitions and ascending offsets, like those of an export, the rows are appended in their order.
+    `progress` is called with (bytes done, total bytes), which include the bytes read to plan the import.
 
-    Blocks until the job has ended. Raises `InvalidSetting` for wrong arguments, `InvalidStore` for a path that is not
-    a log directory, `FileNotFoundError` for a missing source, and `JobFailed` if a task fails. The message of
-    `JobFailed` names the file of the task, or the first and the last of its files. Raises `StoreLocked` if another
-    process holds the log directories. Raises `CommitPending` if the commit is durably decided but not completed yet.
-    Other kinds of `LogfsError`, and `OSError`, say why a commit failed.
+    Blocks until the job has ended. Raises `InvalidSetting` for wrong arguments, `InvalidStore` for a path that is no
+    log directory, `FileNotFoundError` for a missing source, `JobFailed` if a task fails, and the errors of a commit:
+    `StoreLocked`, other kinds of `LogfsError`, and `CommitPending` if it is durably decided but not completed yet.
     """
     options = ImportOptions(format, topic, key, value, key_separator, repartition)
     if partitions is not None and partitions < 1:
