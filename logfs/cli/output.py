@@ -7,7 +7,7 @@ import os
 import sys
 from contextlib import suppress
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from logfs.cli.decoding import RecordDecoder, add_schemas
 from logfs.cli.scanning import FEW, LogScan, read_chunks, read_records, read_text
@@ -93,12 +93,28 @@ class Printer:
         is_plain = not (self._format or self._filter or self._decoder)
         if len(logs) == 1 and is_plain and self.left is None:
             return self._print_text(logs[0], *ranges[0])
-        scans = [
-            LogScan(log, *each, self._reader_of(ranges))
-            for log, each in zip(logs, ranges, strict=True)
-        ]
+        read = self._reader_of(ranges)
+        if len(logs) == 1 and self._filter is None and read is read_records:
+            return self._print_one_by_one(LogScan(logs[0], *ranges[0], read))
+        scans = [LogScan(log, *each, read) for log, each in zip(logs, ranges, strict=True)]
         self.print_rows(self._merged(scans))
         return all(scan.whole for scan in scans)
+
+    def _print_one_by_one(self, scan: LogScan[Chunk]) -> bool:
+        """Print the records of one log, at most `left`, and return True if all could be read.
+
+        Unlike `print_rows` this uses no array: importing numpy takes longer than printing a few records.
+        """
+        for chunk in scan:
+            name = scan.log.reader.name
+            for record in cast("list[Record]", self._decoded(chunk, name)):
+                self.out.write(self._shown(record, name))
+                if self.left is not None:
+                    self.left -= 1
+            if self.is_done:
+                break
+        self.out.flush()
+        return scan.whole
 
     def print_last(self, logs: Sequence[OpenLog], ends: Sequence[int], count: int) -> bool:
         """Print the last `count` records of all logs together, and return True if all could be read.

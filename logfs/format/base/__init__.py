@@ -6,4 +6,5 @@
 - `crc`: the checksum of batches.
 - `murmur2`: the hash that chooses the partition of a key.
 - `names`: names of segment files and of partition directories.
+- `lazy_numpy`: numpy, imported when it is first used.
 """

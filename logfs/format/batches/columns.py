@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from logfs.errors import Corrupt
+from logfs.format.base.lazy_numpy import np
 from logfs.format.base.varint import encode as encode_varint
 from logfs.format.batches.record import SMALLEST_RECORD, Record, TimestampType, decode_headers
 
@@ -114,9 +113,9 @@ _ROW_FIELDS = (
     "header_ends",
     "header_counts",
 )
-_DTYPES: dict[str, type[np.signedinteger[Any]]] = {
-    name: np.int32 if name.endswith(("lengths", "counts")) else np.int64 for name in _ROW_FIELDS
-} | {"timestamp_types": np.int8}
+_DTYPES = {
+    name: "int32" if name.endswith(("lengths", "counts")) else "int64" for name in _ROW_FIELDS
+} | {"timestamp_types": "int8"}
 # By value; -1 is the last index.
 _TYPES = (
     TimestampType.CREATE_TIME,

@@ -15,8 +15,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
 from logfs.errors import Corrupt
 from logfs.format.base import names
 from logfs.format.base.batch_rows import (
@@ -27,6 +25,7 @@ from logfs.format.base.batch_rows import (
     SPAN_BASE_OFFSET,
     SPAN_COUNT,
 )
+from logfs.format.base.lazy_numpy import np
 from logfs.format.batches.batch import HEADER_SIZE, assign_offset, parse_header, stamp
 from logfs.format.batches.record import TimestampType
 from logfs.format.files.commit_file import NO_APPEND_TIME, CommitPart, StagedFile, staged_name

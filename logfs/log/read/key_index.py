@@ -26,11 +26,10 @@ from functools import cache, partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from logfs.errors import Corrupt, LogfsError, OffsetOutOfRange
 from logfs.format.base import names
 from logfs.format.base.batch_rows import ATTRIBUTES, NEXT_OFFSET, SPAN_BASE_OFFSET
+from logfs.format.base.lazy_numpy import np
 from logfs.format.batches.batch import CONTROL_BIT, TRANSACTIONAL_BIT
 from logfs.format.files.key_table_format import Anchor, TableHeader, anchor_of
 from logfs.locks import Level, make_lock

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
+from logfs.format.base.lazy_numpy import np
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -74,7 +74,7 @@ class _Waiting:
     def __init__(self, number: int, stream: Iterator[MergedRows]) -> None:
         self.number = number
         self._stream = stream
-        self.rows = _NOTHING
+        self.rows = MergedRows(np.empty(0, np.int64), np.empty(0, np.uint8), np.empty(0, np.int64))
 
     def fill(self) -> bool:
         """Read more rows if none is left; return False at the end of the log."""
@@ -90,9 +90,6 @@ class _Waiting:
         count = int(np.searchsorted(self.rows.times, end, side="right" if ties else "left"))
         taken, self.rows = self.rows.cut(0, count), self.rows.cut(count, len(self.rows.ends))
         return taken
-
-
-_NOTHING = MergedRows(np.empty(0, np.int64), np.empty(0, np.uint8), np.empty(0, np.int64))
 
 
 def _in_order(parts: Sequence[tuple[int, MergedRows]]) -> MergedRows:

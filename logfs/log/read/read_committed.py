@@ -11,10 +11,9 @@ from bisect import bisect_left, bisect_right
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
 from logfs.errors import InvalidSetting
 from logfs.format.base.batch_rows import ATTRIBUTES, NEXT_OFFSET, PRODUCER_ID, SPAN_BASE_OFFSET
+from logfs.format.base.lazy_numpy import np
 from logfs.format.batches.batch import CONTROL_BIT, TRANSACTIONAL_BIT
 from logfs.format.text import rendering
 from logfs.locks import Level, make_lock

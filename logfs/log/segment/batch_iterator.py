@@ -12,9 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
 from logfs.errors import Corrupt
+from logfs.format.base.lazy_numpy import np
 from logfs.format.batches.batch import (
     HEADER_SIZE,
     LENGTH_OVERHEAD,
@@ -34,8 +33,10 @@ CHUNK_BYTES = 256 * 1024
 # Offsets must be below this limit, so that the offset after a batch fits in an int64, too.
 _LIMIT_OFFSET = 2**63 - 1
 # The first fields of a batch or of a message of an old format. `offset` is the offset of the first record of a batch,
-# or of the last record of a message. `unchecked` is a field that the search for batches ignores.
-_HEAD = np.dtype([("offset", ">i8"), ("size", ">i4"), ("unchecked", ">i4"), ("magic", "u1")])
+# or of the last record of a message. `unchecked` is a field that the search for batches ignores. A `np.dtype` in its
+# place would import numpy (`lazy_numpy`).
+_HEAD = [("offset", ">i8"), ("size", ">i4"), ("unchecked", ">i4"), ("magic", "u1")]
+_HEAD_BYTES = 17
 
 
 class Damage(NamedTuple):
@@ -238,7 +239,7 @@ class Walk:
         inside_end, inside_offset, is_length_right = self._contents(start, expected)
         astray: set[int] = set()
         for chunk_start in range(start + 1, self.end - SMALLEST_BYTES + 1, CHUNK_BYTES):
-            chunk = bytes(self._get(chunk_start, CHUNK_BYTES + _HEAD.itemsize - 1))
+            chunk = bytes(self._get(chunk_start, CHUNK_BYTES + _HEAD_BYTES - 1))
             for at in _candidates(chunk, expected, self.limit_offset):
                 position = chunk_start + at
                 found = self._plausible(position, expected)
@@ -332,11 +333,11 @@ def _candidates(chunk: bytes, expected: int, limit_offset: int) -> Sequence[int]
 
     An offset may be that of a batch if it is in [expected, limit_offset).
     """
-    if len(chunk) < _HEAD.itemsize or not chunk.strip(b"\0"):
+    if len(chunk) < _HEAD_BYTES or not chunk.strip(b"\0"):
         # Zeros contain no batch. They are skipped quickly, because a preallocated file may have very many at its end.
         return []
     # A head may begin at every byte, so the items of this array overlap.
-    heads = np.ndarray(len(chunk) - _HEAD.itemsize + 1, _HEAD, chunk, strides=(1,))
+    heads = np.ndarray(len(chunk) - _HEAD_BYTES + 1, _HEAD, chunk, strides=(1,))
     at = np.flatnonzero(heads["magic"] <= MAGIC)
     at = at[heads["size"][at] >= SMALLEST_BYTES - LENGTH_OVERHEAD]
     offsets = heads["offset"][at]

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-import numpy as np
-
 from logfs.errors import Corrupt
 from logfs.format.base.batch_rows import (
     ATTRIBUTES,
@@ -27,6 +25,7 @@ from logfs.format.base.batch_rows import (
     SPAN_START,
 )
 from logfs.format.base.crc import crc32c
+from logfs.format.base.lazy_numpy import np
 from logfs.format.batches.batch import (
     CODEC_MASK,
     CONTROL_BIT,
@@ -74,8 +73,6 @@ _MOST_TEXT_BYTES = 32 << 20
 # The greatest size of a batch that a 32-bit length can express.
 _MOST_BYTES = 2**31 - 1 + LENGTH_OVERHEAD
 
-_UNMEASURED = np.empty((0, 3), np.int64)
-
 
 class ScannedBatches(NamedTuple):
     """A run of valid batches, each of which begins where the one before ends in the file.
@@ -86,14 +83,14 @@ class ScannedBatches(NamedTuple):
 
     `sizes`, int64[batches, 3], has one row for each batch, with the numbers of a `TextSize`: how many records the
     batch has, and how many bytes they take as lines of text and as JSON envelopes (without topic and partition). A
-    scan leaves `sizes` empty; the method `measured` adds them.
+    scan leaves `sizes` None; the method `measured` adds them.
     """
 
     position: int
     data: memoryview
     rows: NDArray[np.int64]
     legacy: Batch | None = None
-    sizes: NDArray[np.int64] = _UNMEASURED
+    sizes: NDArray[np.int64] | None = None
 
     @property
     def next_offset(self) -> int:
@@ -117,7 +114,7 @@ class ScannedBatches(NamedTuple):
 
     def select(self, wanted: NDArray[np.bool_] | slice) -> ScannedBatches:
         """Return the batches that `wanted` (bool[batches] or a slice) selects. They need not be adjacent."""
-        sizes = self.sizes[wanted] if len(self.sizes) else self.sizes
+        sizes = None if self.sizes is None else self.sizes[wanted]
         return self._replace(rows=self.rows[wanted], sizes=sizes)
 
     def batches(self) -> Iterator[Batch]:
@@ -153,6 +150,7 @@ class ScannedBatches(NamedTuple):
     @property
     def text(self) -> TextSize:
         """The text size of all batches together: the sum of `sizes`, which `measured` must have added."""
+        assert self.sizes is not None
         return TextSize(*self.sizes.sum(axis=0).tolist())
 
     def measured(self) -> ScannedBatches:

@@ -10,10 +10,9 @@ from bisect import bisect_right
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from logfs.errors import Corrupt
 from logfs.format.base.batch_rows import MAX_TIMESTAMP, NEXT_OFFSET, SPAN_BASE_OFFSET
+from logfs.format.base.lazy_numpy import np
 from logfs.format.batches.batch import LENGTH_OVERHEAD, MAGIC, MAGIC_AT, START
 from logfs.format.batches.legacy import SMALLEST_BYTES
 from logfs.format.text.rendering import NO_TEXT, TextSize, measure
@@ -89,6 +88,7 @@ class TextBuilder:
             self.position = found.end
             return
         index, positions = self._index, found.positions
+        assert found.sizes is not None
         ends = np.cumsum(found.sizes, axis=0) + np.array(self.text, np.int64)
         due = _due(positions, self._last_entry, self._interval_bytes)[: index.room]
         self.text = TextSize(*ends[-1].tolist())

@@ -10,8 +10,6 @@ import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
 from logfs.errors import (
     CoordinatorFenced,
     Corrupt,
@@ -20,6 +18,7 @@ from logfs.errors import (
     OutOfOrderSequence,
 )
 from logfs.format.base.batch_rows import ATTRIBUTES, PRODUCER_ID
+from logfs.format.base.lazy_numpy import np
 from logfs.format.batches.batch import (
     CONTROL_BIT,
     NO_PRODUCER_EPOCH,
