@@ -290,6 +290,20 @@ def test_log_append_time_is_kept(orders: Partition, clock: Clock, store: Store) 
     assert first.header.delete_horizon_ms == T + DAY
 
 
+def test_the_greatest_timestamp_is_that_of_the_records_that_are_left(
+    orders: Partition, clock: Clock
+) -> None:
+    """A batch that loses its newest record has a lower greatest timestamp, as Kafka's cleaner writes it."""
+    orders.append([Record(b"1", b"a", (), T - 4), Record(b"1", b"b", (), T - 1)])
+    put(orders, ("b", 2))
+    roll(orders, clock)
+    run(orders, clock)
+    first, second = orders.batches(0)
+    assert (first.header.max_timestamp, first.header.record_count) == (T - 4, 1)
+    assert [r.timestamp for r in first.records()] == [T - 4]
+    assert second.header.max_timestamp == T
+
+
 def test_partial_segment_clean(orders: Partition, clock: Clock) -> None:
     """With room for one key in the map, each round advances the first dirty offset by one.
 

@@ -823,6 +823,38 @@ def test_compaction_is_seen_whole_at_every_rename(writer: Writer, cache: Path) -
         assert old.read(0, old.size) == lines(list(shown.values()))
 
 
+@pytest.mark.parametrize(
+    ("swapped", "cleaned", "counts"),
+    [
+        (0, [], True),
+        (0, [10, 20], True),
+        (10, [0, 20], False),
+        (10, [10], False),
+        (20, [0, 10], False),
+        (20, [10], False),
+    ],
+)
+def test_a_replacement_beside_unfinished_ones(
+    writer: Writer, swapped: int, cleaned: list[int], counts: bool
+) -> None:
+    """Of an interrupted compaction, only replacements below all unfinished ones count (kafka-storage 8.8)."""
+    for _ in range(3):
+        for _ in range(10):
+            writer.append(1)
+        writer.roll()
+    writer.append(1)
+    directory = writer.log_dir / NAME
+    write_cleaned(directory, [swapped], lambda offset: offset % 2 == 0)
+    for suffix in (".log", ".index", ".timeindex"):
+        stem = directory / f"{swapped:020}{suffix}"
+        os.rename(f"{stem}.cleaned", f"{stem}.swap")
+    for base in cleaned:
+        (directory / f"{base:020}.log.cleaned").write_bytes(b"")
+    gone = range(swapped + 1, swapped + 10, 2) if counts else ()
+    with Store(writer.log_dir, read_only=True) as store:
+        assert_shows(store, {n: b"%d" % n for n in range(31) if n not in gone})
+
+
 def test_a_text_index_from_before_a_compaction_is_ignored(writer: Writer) -> None:
     """Kafka leaves the text index as it is when it replaces the segment; readers then go by the log."""
     writer("store.settings.set_topic('orders', 'index.interval.bytes', '1')")

@@ -12,6 +12,7 @@ from logfs.format.batches.batch import Batch
 from logfs.format.batches.record import TimestampType
 from logfs.format.files.aborted_transactions import AbortedTransaction, parse_aborted
 from logfs.format.files.producer_snapshot import ProducerEntry, format_snapshot, parse_snapshot
+from logfs.log.disk.disk import Disk
 from logfs.store.observe.check import Severity, check
 from logfs.store.store import Store
 from tests.support.batches import NOW, batch
@@ -143,6 +144,30 @@ def test_index_entries_hold_the_last_stable_offset(orders: Partition) -> None:
     ]
     for rest in (b"\0", bytes(33)):
         assert len(parse_aborted(path.read_bytes() + rest)) == 2, "an entry that was cut off"
+
+
+@pytest.mark.parametrize("change", ["append", "truncate"])
+def test_a_flush_makes_the_index_durable(
+    orders: Partition, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """Each change of the transaction index is synced by the next flush, and by no later one."""
+    synced: list[str] = []
+    sync = Disk.sync
+    monkeypatch.setattr(
+        Disk, "sync", lambda disk, file: (synced.append(file.path.suffix), sync(disk, file))
+    )
+    for number in range(2):
+        orders.append_batch(batch(1, number, b"a", transactional=True))
+        orders.end_transaction(1, 0, commit=False)
+    index = orders.active.txn_index
+    if change == "truncate":
+        index.flush()
+        synced.clear()
+        orders.truncate(2)
+    assert ".txnindex" not in synced
+    for _ in range(2):
+        index.flush()
+        assert synced.count(".txnindex") == 1
 
 
 def test_a_batch_outside_an_open_transaction_is_refused(orders: Partition) -> None:

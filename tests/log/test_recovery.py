@@ -128,13 +128,13 @@ def test_a_clean_start_rebuilds_no_index(
     """The files of the last segment are used as they are, with and without entries in its indexes."""
     with Store(log_dir) as store:
         set_topic(store, "orders", index_interval_bytes=200)
-        store.create(NAME).append([b"x" * 100])
-        for _ in range(records - 1):
-            store[NAME].append([b"x" * 100])
+        store.create(NAME)
+        for _ in range(records):
+            store[NAME].append([b"x" * 100] * 3)
     monkeypatch.delattr(recovery, "IndexBuilder")
     for read_only in (True, False):
         with Store(log_dir, read_only=read_only) as store:
-            assert store[NAME].log_end_offset == records
+            assert store[NAME].log_end_offset == 3 * records
     assert not caplog.records
 
 

@@ -441,6 +441,26 @@ def test_a_partition_that_cannot_be_renamed_stays_as_it_is(
         assert state(store) == after
 
 
+def test_what_an_earlier_deletion_left_brings_nothing_back(
+    store: Store, log_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """If `deletion.json` cannot be written, one that a crash has left there does not count for the new deletion."""
+    partition = store.create("orders-0")
+    partition.append([b"a"])
+    left = Deletion("orders-0", store.clock(), 2**60, 0, -1, {}, {}, True)
+    left.write(partition.disk, partition.directory, is_finished=False)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "injected")
+
+    monkeypatch.setattr(Deletion, "write", refuse)
+    store.delete("orders-0")
+    assert "cannot be brought back: [Errno 28] injected" in caplog.text
+    assert not list(log_dir.rglob("deletion.json"))
+    with pytest.raises(UnknownPartition):
+        store.undelete("orders-0")
+
+
 def test_a_failed_partition_that_cannot_be_renamed_can_be_deleted_later(store: Store) -> None:
     """Until then it takes no appends, because its last records may not be durable."""
     orders = store.create("orders-0")

@@ -45,6 +45,7 @@ def log_dirs(tmp_path: Path) -> Iterator[list[Path]]:
     paths = [tmp_path / "one", tmp_path / "two"]
     yield paths
     assert_clean(*paths)
+    assert not [*tmp_path.rglob("a-0/logfs.moved")], "each move has been finished"
 
 
 def fill(store: Store, count: int = 60) -> Partition:

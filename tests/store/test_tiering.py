@@ -717,7 +717,9 @@ def test_upkeep_copies_and_waits_after_an_error(
         assert manager.copied_segments == len(partition.segments) - 1
         assert not list(manager.backoff)
         assert not manager.plan_of(partition).segments
-        assert b"remotecopylagbytes%s 0\n" % place in metrics(store)
+        text = metrics(store)
+        assert b"remotecopylagbytes%s 0\n" % place in text
+        assert b"remotelogsizebytes%s %d\n" % (place, lag.size_bytes) in text
 
 
 # Retention (KIP-405).
