@@ -6,7 +6,7 @@ import fcntl
 import os
 import sys
 from contextlib import suppress
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING, cast
 
 from logfs.cli.decoding import RecordDecoder, add_schemas
@@ -70,7 +70,6 @@ class Printer:
         self._decoder = RecordDecoder.of(arguments)
         self.left = most
         self.out = sys.stdout.buffer if out is None else out
-        _prepare_bulk()
 
     @property
     def is_done(self) -> bool:
@@ -143,6 +142,7 @@ class Printer:
 
     def print_rows(self, rows: Iterable[MergedRows]) -> None:
         """Print the text of records, at most `left` of them, and lower `left` by the number of printed records."""
+        _prepare_bulk()
         for each in rows:
             shown = each
             if self.left is not None:
@@ -250,6 +250,7 @@ class Printer:
         ) -> Iterator[tuple[int, bytes]]:
             text = None
             if not by_record and stop - start > FEW:
+                _prepare_bulk()
                 text = read_text(reader, start, stop, view)
             if text is not None:
                 yield from text
@@ -282,6 +283,7 @@ def _past_damage(reader: Reader, start: int, stop: int) -> Iterator[tuple[int, C
             at = max(damage.next_offset, at + 1)
 
 
+@cache
 def _prepare_bulk() -> None:
     """Make large outputs faster: keep freed buffers in this process, and enlarge the pipe to which output goes."""
     keep_memory()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field, fields
-from hashlib import sha256
 from typing import Any, NamedTuple, TypeVar
 
 from logfs.errors import Corrupt
@@ -246,4 +245,6 @@ def is_over(name: str, writers: dict[str, Writer]) -> bool:
 
 
 def _digest(writer: str) -> str:
+    from hashlib import sha256
+
     return sha256(writer.encode()).hexdigest()[:16]
