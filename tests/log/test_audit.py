@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import struct
 from typing import TYPE_CHECKING
 
@@ -28,13 +29,18 @@ NAME = "orders-0"
 CODECS = ["producer", "lz4", "gzip", "producer"]
 
 
-def damaged(data: bytes, rng: random.Random) -> bytes:
-    """Return a log with a changed byte in one batch, behind the offset of the batch; its CRC is made right again."""
+def positions_in(data: bytes) -> list[int]:
+    """Return the position of each batch."""
     positions, at = [], 0
     while at < len(data):
         positions.append(at)
         at += Batch.parse(data, at).header.size_bytes
-    at = rng.choice(positions)
+    return positions
+
+
+def damaged(data: bytes, rng: random.Random) -> bytes:
+    """Return a log with a changed byte in one batch, behind the offset of the batch; its CRC is made right again."""
+    at = rng.choice(positions_in(data))
     size = Batch.parse(data, at).header.size_bytes
     changed = bytearray(data)
     # The third is the offset of the first record, in a batch that is not compressed.
@@ -75,6 +81,9 @@ def test_the_audit_finds_the_same_with_and_without_columns(
         seen += found
     for text in ("its records lie outside its offsets", "does not fit its record", "malformed"):
         assert any(text in each for each in seen), text
+    told = re.findall(r"batch -?\d+ at byte (-?\d+)", "\n".join(seen))
+    assert {int(at) for at in told} <= {*positions_in(whole)}
+    assert len(set(told)) > 5
 
 
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.LZ4])

@@ -290,10 +290,12 @@ def test_log_append_time_is_kept(orders: Partition, clock: Clock, store: Store) 
     assert first.header.delete_horizon_ms == T + DAY
 
 
+@pytest.mark.parametrize("compression", ["uncompressed", "lz4"])
 def test_the_greatest_timestamp_is_that_of_the_records_that_are_left(
-    orders: Partition, clock: Clock
+    orders: Partition, clock: Clock, store: Store, compression: str
 ) -> None:
     """A batch that loses its newest record has a lower greatest timestamp, as Kafka's cleaner writes it."""
+    set_topic(store, "orders", compression_type=compression)
     orders.append([Record(b"1", b"a", (), T - 4), Record(b"1", b"b", (), T - 1)])
     put(orders, ("b", 2))
     roll(orders, clock)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import socket
 import stat
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -106,3 +107,24 @@ def test_a_file_that_is_removed_before_it_is_locked_is_made_again(tmp_path: Path
     assert disk.is_in_place(file)
     path.unlink()
     assert not disk.is_in_place(file)
+
+
+@pytest.mark.parametrize("write", [False, True])
+@pytest.mark.parametrize("kind", ["symlink", "FIFO", "directory", "socket"])
+def test_only_regular_files_are_opened(tmp_path: Path, kind: str, write: bool) -> None:
+    """Anything else in a log directory is an error at once: a FIFO would wait, a symlink lead elsewhere."""
+    path = tmp_path / "file"
+    (tmp_path / "elsewhere").write_bytes(b"secret")
+    with socket.socket(socket.AF_UNIX) as bound:
+        if kind == "symlink":
+            path.symlink_to(tmp_path / "elsewhere")
+        elif kind == "FIFO":
+            os.mkfifo(path)
+        elif kind == "directory":
+            path.mkdir()
+        else:
+            bound.bind(str(path))
+        before = set(os.listdir("/proc/self/fd"))
+        with pytest.raises(OSError, match="file"):
+            Disk().open(path, write=write)
+        assert set(os.listdir("/proc/self/fd")) == before

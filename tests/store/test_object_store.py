@@ -212,6 +212,18 @@ def test_credentials_come_from_the_usual_files(
     files[1].write_text(f"[profile work]\nregion = eu-west-1\nendpoint_url = {server.endpoint}\n")
     with open_bucket() as remote:
         assert list(remote) == ["orders-0"]
+    # Without the variable, the default profile counts. In the file of settings it has either name.
+    monkeypatch.delenv("AWS_PROFILE")
+    files[0].write_text("[default]\naws_access_key_id = AKIAX\naws_secret_access_key = hidden\n")
+    for section in ("default", "profile default"):
+        files[1].write_text(
+            f"[profile work]\nregion = eu-west-1\nendpoint_url = http://127.0.0.1:9\n"
+            f"[{section}]\nregion = eu-west-1\nendpoint_url = {server.endpoint}\n"
+        )
+        with open_bucket() as remote:
+            assert list(remote) == ["orders-0"]
+    monkeypatch.setenv("AWS_PROFILE", "work")
+    files[0].write_text("[work]\naws_access_key_id = AKIAX\naws_secret_access_key = hidden\n")
     # As in Amazon's own tools, a variable overrides the file.
     files[1].write_text("[profile work]\nregion = eu-west-1\nendpoint_url = http://127.0.0.1:9\n")
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", server.endpoint)

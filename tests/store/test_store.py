@@ -47,6 +47,7 @@ from logfs.store.directory.topic_id import read_topic_id
 from logfs.store.observe.check import check
 from logfs.store.store import Store
 from tests.support.batches import Producer
+from tests.support.processes import wait_for
 from tests.support.stores import abandon, assert_clean, fingerprint, locks_below, set_topic
 
 if TYPE_CHECKING:
@@ -1106,6 +1107,18 @@ def test_the_epoch_of_the_broker_that_closed_a_log_directory_is_kept(
         store[NAME].append([b"a"])
     kept = (log_dir / ".kafka_cleanshutdown").read_bytes()
     assert kept == b'{"version":0,"brokerEpoch":%d}' % epoch
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_change_in_any_log_directory_is_noticed(tmp_path: Path, number: int) -> None:
+    """`is_unchanged` is true only if nothing has changed in any of the log directories."""
+    log_dirs = [tmp_path / "one", tmp_path / "two"]
+    Store(log_dirs).close()
+    with Store(log_dirs, read_only=True) as reader:
+        # A change that is as recent as the clock of the file system can tell leaves it open.
+        wait_for(lambda: (reader.refresh(), reader.is_unchanged())[1])
+        (log_dirs[number] / "orders-0").mkdir()
+        assert not reader.is_unchanged()
 
 
 def test_a_log_directory_may_be_a_symlink(tmp_path: Path) -> None:

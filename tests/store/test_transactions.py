@@ -86,6 +86,19 @@ def test_a_commit_shows_all_and_an_abort_nothing(
     assert (state.status, state.partitions) == (TransactionStatus.COMPLETE_ABORT, ())
 
 
+def test_upkeep_leaves_a_running_transaction_alone(store: Store) -> None:
+    """Only transactions that an earlier process has left are aborted."""
+    log = store.create("a-0")
+    transaction = store.transactions.begin("id")
+    for number in range(3):
+        transaction.append("a-0", [b"%d" % number])
+        store.transactions.finish()
+        store.upkeep()
+        assert log.last_stable_offset == 0
+    transaction.commit()
+    assert committed(log) == [b"0", b"1", b"2"]
+
+
 def test_records_of_several_batches_have_following_sequences(store: Store) -> None:
     """A transaction may have any number of batches in a partition."""
     log = store.create("a-0")
