@@ -30,7 +30,7 @@ _STATUS = re.compile(
 
 
 def is_visible(thread: int) -> bool:
-    """Whether this process can watch a thread: FUSE has reported the thread's id, and `/proc` shows the thread."""
+    """Whether `/proc` shows a thread. FUSE reports the id 0 for a thread that this process cannot see."""
     return thread > 0 and os.path.exists(f"/proc/{thread}/status")
 
 

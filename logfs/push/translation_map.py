@@ -192,10 +192,10 @@ class TranslationMap:
         return any(each == topic for each, _, _ in self._runs)
 
     def begin(self, topic: str, topic_id: str) -> None:
-        """Set the id of a topic, and rewrite the file if its lines may not be those for the runs of this object.
+        """Set the id of a topic. The caller must call this before it adds the first run of the topic.
 
-        This is so after the file was read, because a crash may have cut its last line, and after `keep_sent` has
-        removed lines. The caller must call `begin` before it adds the first run of the topic. Raises `OSError`.
+        Also rewrites the file if its lines may differ from the runs in this object: after the file was read, because
+        a crash may have cut its last line, and after `keep_sent` has removed runs. Raises `OSError`.
         """
         self._topic_ids[topic] = topic_id
         if not self._is_whole:

@@ -197,7 +197,10 @@ def _usual_times(partitions: Sequence[Log]) -> tuple[int, int]:
 
 
 def _partition(store: Store, partition: Log, counts: SegmentStats | None) -> PartitionReport:
-    """Return the report of a partition as it is now. Raises `Gone` if a segment leaves the log meanwhile."""
+    """Return the report of a partition as it is now. `counts` counts its records; None if they were not read.
+
+    Raises `Gone` if a segment leaves the log meanwhile.
+    """
     config = partition.config
     plan = store.retention_plan(partition.name.directory)
     # The log may change now, so take all numbers from one snapshot of its state.

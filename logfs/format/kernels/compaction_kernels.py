@@ -235,7 +235,7 @@ def put_keys(
 
 @kernel
 def _look_up(scratch: UInt64s, count: int, slots: UInt64s, keep: Bytes) -> tuple[int, int]:
-    """Set keep[i] to 1 if record i is the newest with its key according to `slots`, otherwise to 0.
+    """Set keep[i] to 0 if `slots` has a later record with the key of record i, otherwise to 1.
 
     Each of the first `count` rows of `scratch` describes a record i by four words: the hash of its key (two words),
     its offset + 1, and 2 * i or, if its value is null, 2 * i + 1. The lookups run back to back, so that their cache

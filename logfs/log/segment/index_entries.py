@@ -24,9 +24,10 @@ _ALL = 2**32
 
 
 class Blocks(dict[int, bytes | bytearray]):
-    """The bytes of an index's entries in blocks, by number. A block is read when needed, and may be dropped later.
+    """The bytes of an index's entries in blocks, by number: `blocks[n]` reads a missing block from the file.
 
-    The process keeps the 16 MiB of blocks that were read last. The last block may be incomplete.
+    The process keeps the 16 MiB of blocks that were read last, and drops older ones. The last block may be
+    incomplete.
     """
 
     __slots__ = ("__weakref__", "_block_bytes", "_disk", "file")

@@ -403,11 +403,11 @@ class Segment(SegmentFiles):
     def find_batch_at(self, timestamp: int, first_offset: int) -> tuple[int, Batch | None]:
         """Find the first batch with a greatest timestamp >= `timestamp` (ms) and a last offset >= `first_offset`.
 
-        Returns (position, batch): a position from which the caller can go on with `walk`, and the batch, or None if
-        it was not found. The position is that of the batch before `batch`, or of the batch where the lookup began. If
-        `batch` is None, the walk may still find the batch: the lookup ends early at missing offsets, an old format or
-        damage. The lookup reads headers, beginning at a time index entry, and checks the CRC only of the batch that
-        it returns.
+        Returns (position, batch). The lookup reads headers one after the other, beginning at a time index entry, and
+        checks the CRC only of the batch that it returns. `batch` is None if no header fits. It is also None if the
+        lookup ends early, at missing offsets, an old format or damage: the caller must then go on with `walk`, from
+        `position`. This is the position of the last batch whose header does not fit, or of the batch where the lookup
+        began.
         """
         start = max(self.offset_before(timestamp), first_offset)
         position, expected, _ = self._look_from(start)
