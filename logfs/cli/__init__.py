@@ -137,6 +137,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _choose("logfs", "Kafka's log, as files.", COMMANDS, __name__, words)
     except KeyboardInterrupt:
         return _INTERRUPTED
+    except SystemExit:
+        # argparse has printed a help, the version, or an error.
+        try:
+            sys.stdout.flush()
+        except OSError as error:
+            _discard(sys.stdout)
+            if not isinstance(error, BrokenPipeError):
+                print(f"logfs: standard output: {error.strerror}", file=sys.stderr)
+            return 1
+        raise
     finally:
         try:
             sys.stderr.flush()

@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     changes = parse_changes(arguments.config, of_topic=True)
     if arguments.parents:
-        _make_log_dirs(arguments.target)
+        _make_log_dirs(arguments.target, arguments.partitions)
     wanted = target(arguments.target, may_be_empty=True)
     if arguments.partitions is not None:
         names.check_topic(wanted.name)
@@ -65,17 +65,31 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _make_log_dirs(words: Sequence[str]) -> None:
+def _make_log_dirs(words: Sequence[str], partitions: int | None) -> None:
     """Create the missing log directories that TARGET names, with missing parents, except inside a mount of logfs.
 
-    `words` are the words of TARGET: LOGDIR/NAME, or LOGDIR… NAME. Raises `InvalidStore` for a log directory that
-    would lie in another one or in a partition.
+    `words` are the words of TARGET: LOGDIR/NAME, or LOGDIR… NAME. NAME is a topic if its number of `partitions` is
+    given. Creates nothing for a wrong name or number, or if another log directory in TARGET is none. Raises
+    `InvalidName`, and `InvalidStore`, also for a log directory that would lie in another one or in a partition.
     """
+    from logfs.format.base import names
     from logfs.log.disk.bucket_path import as_path
     from logfs.log.disk.disk import DIRECTORY_MODE
-    from logfs.store.directory.recognition import PathKind, check_place, recognise
+    from logfs.store.directory.recognition import PathKind, check_log_dirs, check_place, recognise
+    from logfs.store.topic import check_partition_count
 
-    for path in [as_path(word) for word in words[:-1]] or [as_path(words[0]).absolute().parent]:
-        if recognise(path).kind is PathKind.MISSING:
-            check_place(path.absolute())
-            path.mkdir(mode=DIRECTORY_MODE, parents=True)
+    paths, name = [as_path(word).absolute() for word in words[:-1]], words[-1]
+    if not paths:
+        path = as_path(name).absolute()
+        paths, name = [path.parent], path.name
+    if partitions is None:
+        names.parse_directory(name)
+    else:
+        names.check_topic(name)
+        check_partition_count(name, partitions)
+    missing = [path for path in paths if recognise(path).kind is PathKind.MISSING]
+    check_log_dirs([path for path in paths if path not in missing], may_be_empty=True)
+    for path in missing:
+        check_place(path)
+    for path in missing:
+        path.mkdir(mode=DIRECTORY_MODE, parents=True)

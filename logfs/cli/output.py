@@ -15,6 +15,7 @@ from logfs.cli.selection import RecordSelector
 from logfs.format.text import envelope
 from logfs.format.text.format_string import HELP, FormatString
 from logfs.log.disk.memory import keep_memory
+from logfs.log.segment.batch_iterator import DamagedRange
 
 if TYPE_CHECKING:
     import argparse
@@ -104,14 +105,14 @@ class Printer:
 
         Unlike `print_rows` this uses no array: importing numpy takes longer than printing a few records.
         """
-        for chunk in scan:
+        # Read nothing beyond the last record to print, because there may be damage.
+        chunks = iter(scan)
+        while not self.is_done and (chunk := next(chunks, None)) is not None:
             name = scan.log.reader.name
             for record in cast("list[Record]", self._decoded(chunk, name)):
                 self.out.write(self._shown(record, name))
                 if self.left is not None:
                     self.left -= 1
-            if self.is_done:
-                break
         self.out.flush()
         return scan.whole
 
@@ -154,22 +155,30 @@ class Printer:
         self.out.flush()
 
     def _start_of_last(self, reader: Reader, end: int, count: int) -> int:
-        """Return an offset such that at least `count` of the records from there on pass the filter.
+        """Return the offset of the first of the last `count` records, the log start offset if there are fewer.
 
-        If there are fewer such records, return the log start offset. With a filter, only records below the offset
-        `end` are counted. Without a filter, all records up to the log end are counted; for a `count` of 0, `end` is
-        returned.
+        With a filter, returns an offset such that at least `count` of the records from there up to `end` pass it.
+        Without a filter, all records up to the log end are counted or, at damage, those below `end` that can be read.
+        For a `count` of 0, returns `end`.
         """
         if self._filter is None:
-            return reader.offset_of_last(count) if count > 0 else end
+            with suppress(DamagedRange):
+                start = reader.offset_of_last(count) if count > 0 else end
+                # The text index may count records that were damaged since.
+                if count > FEW or sum(1 for _ in reader.read(start, end)) >= count:
+                    return start
         start, step, found = end, 1024, 0
         while start > reader.log_start_offset and found < count:
             stop, start = start, max(start - step, reader.log_start_offset)
             step = min(step * 4, 1 << 20)
-            found += sum(
-                len(self._filter.rows(self._decoded(chunk, reader.name, is_counted=False)))
-                for _, chunk in _past_damage(reader, start, stop)
-            )
+            for _, chunk in _past_damage(reader, start, stop):
+                if self._filter is None:
+                    found += len(chunk)
+                else:
+                    decoded = self._decoded(chunk, reader.name, is_counted=False)
+                    found += len(self._filter.rows(decoded))
+        if self._filter is None and found > count:
+            return _nth_offset(reader, start, end, found - count)
         return start
 
     def _reader_of(self, ranges: Sequence[Range]) -> ReadNext[Chunk]:
@@ -271,16 +280,26 @@ def _past_damage(reader: Reader, start: int, stop: int) -> Iterator[tuple[int, C
 
     Damage is skipped, and not reported: the caller reports it when it reads the records again to print them.
     """
-    from logfs.log.segment.batch_iterator import DamagedRange
-
-    at = start
+    at, by_record = start, False
     while at < stop:
+        before = at
         try:
-            for reached, chunk in read_chunks(reader, at, stop, False):
+            for reached, chunk in read_chunks(reader, at, stop, by_record):
                 yield reached, chunk
                 at = reached
         except DamagedRange as damage:
-            at = max(damage.next_offset, at + 1)
+            at = max(damage.next_offset, at)
+            # The damage may cover no offsets, as in `LogScan`.
+            by_record |= at == before
+
+
+def _nth_offset(reader: Reader, start: int, stop: int, number: int) -> int:
+    """Return the offset of record `number` (from 0) of those that can be read at the offsets [start, stop)."""
+    for _, chunk in _past_damage(reader, start, stop):
+        if number < len(chunk):
+            return chunk[number].offset if isinstance(chunk, list) else int(chunk.offsets[number])
+        number -= len(chunk)
+    return stop
 
 
 @cache

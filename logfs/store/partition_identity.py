@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 from weakref import ref
 
 from logfs.errors import LogfsError
+from logfs.format.base import names
+from logfs.format.base.names import DirectoryKind
 from logfs.format.files.key_table_format import anchor_of
 from logfs.log.follow.live_partition import LivePartition
 from logfs.log.follow.live_segment import LiveSegment
+from logfs.store.directory.mark import DELETION
 from logfs.store.directory.topic_id import read_topic_id
 
 if TYPE_CHECKING:
@@ -52,19 +55,49 @@ class PartitionIdentity:
                 self._end, self._last = end, last
             return True
         now = PartitionIdentity(log)
-        is_same = None in (self._topic_id, now._topic_id) or self._topic_id == now._topic_id
-        if self._log_dir == now._log_dir:
-            # Another directory at the same path: the partition was created again, or it was moved there and back.
-            has_inode = self._inode is not None and self._inode == now._inode
-            is_same &= has_inode or self._goes_on_in(log)
-        else:
-            # The partition was moved by another process, or created again in another log directory. In a writable
-            # store, a move keeps the object.
-            is_same &= isinstance(log, LivePartition) and self._may_go_on_in(log)
+        is_same = self._is_same(now, log)
         if is_same:
             self._log, self._log_dir, self._inode = now._log, now._log_dir, now._inode
             self._end, self._last = now._end, now._last
         return is_same
+
+    def _is_same(self, now: PartitionIdentity, log: Log) -> bool:
+        if None not in (self._topic_id, now._topic_id) and self._topic_id != now._topic_id:
+            return False
+        is_there = self._log_dir == now._log_dir
+        if is_there and self._inode is not None and self._inode == now._inode:
+            return True
+        if not (is_there or isinstance(log, LivePartition)):
+            # In a writable store, a move keeps the object.
+            return False
+        was_deleted = self._was_deleted(log)
+        if was_deleted is not None and (was_deleted or log.config.is_compacted):
+            return not was_deleted
+        # The partition was moved by another process, perhaps there and back, or it was created again.
+        return self._goes_on_in(log) if is_there else self._may_go_on_in(log)
+
+    def _was_deleted(self, log: Log) -> bool | None:
+        """Whether the former directory of this partition shows that it was deleted; False if it was moved.
+
+        None if the directory does not tell, as after a broker's move or deletion, or if it is gone:
+        `file.delete.delay.ms` has passed. `log` is the partition of this name now.
+        """
+        disk, name = log.disk, log.name.directory
+        if disk.is_remote or self._inode is None:
+            return None
+        try:
+            for entry in disk.scan(self._log_dir):
+                if entry.identity == self._inode and entry.name.startswith(f"{name}."):
+                    kind, left = names.classify_directory(entry.name)[0], self._log_dir / entry.name
+                    if kind is DirectoryKind.STRAY:
+                        return False
+                    if disk.exists(left / DELETION):
+                        return True
+                    # A move removes the topic id from the directory that it leaves.
+                    return None if disk.exists(left / names.PARTITION_METADATA) else False
+        except (LogfsError, OSError):
+            return None
+        return None
 
     def _goes_on_in(self, log: Log) -> bool:
         """Whether `log` has the last known batch of this partition; False if no batch is known.

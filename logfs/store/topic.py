@@ -25,6 +25,16 @@ if TYPE_CHECKING:
 MOST_PARTITIONS = 10_000
 
 
+def check_partition_count(topic: str, partitions: int) -> None:
+    """Raise `InvalidName` unless a topic may have this number of partitions: 1 to 10,000."""
+    if partitions < 1:
+        raise InvalidName(f"{topic}: cannot have {partitions} partitions; give at least 1")
+    if partitions > MOST_PARTITIONS:
+        raise InvalidName(
+            f"{topic}: cannot have {partitions} partitions; give at most {MOST_PARTITIONS}"
+        )
+
+
 class PartitionRecord(NamedTuple):
     """A record of a topic, and the number of its partition."""
 
@@ -59,12 +69,7 @@ class Topic:
 
         Raises `PartitionExists` if all of them exist, and `InvalidName` unless `partitions` is 1 to 10,000.
         """
-        if partitions < 1:
-            raise InvalidName(f"{self.name}: cannot have {partitions} partitions; give at least 1")
-        if partitions > MOST_PARTITIONS:
-            raise InvalidName(
-                f"{self.name}: cannot have {partitions} partitions; give at most {MOST_PARTITIONS}"
-            )
+        check_partition_count(self.name, partitions)
         wanted = [f"{self.name}-{number}" for number in range(partitions)]
         missing = [name for name in wanted if name not in self._store.registry.homes]
         if not missing:

@@ -191,14 +191,31 @@ def test_create_errors(orders: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("words", [("s3://bucket/prefix/orders-0",), ("s3://bucket/a", "orders-0")])
-def test_create_with_parents_makes_no_directory_for_a_bucket(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("s3://bucket/prefix/orders-0",), "bucket"),
+        (("s3://bucket/a", "orders-0"), "bucket"),
+        (("new/a/b",), "'b'"),
+        (("new/topic",), "'topic'"),
+        (("new/bad name?-0",), "bad name?"),
+        (("new/q-0.abc-delete",), "q-0.abc-delete"),
+        (("new/..-0",), "'..'"),
+        (("new/q", "-n", "0"), "0"),
+        (("new/q", "-n", "10001"), "10001"),
+        (("new", "full", "q-0"), "full"),
+        (("new", "newer/q-0"), "newer/q"),
+    ],
+)
+def test_create_with_parents_makes_nothing_for_a_wrong_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], why: str
 ) -> None:
-    """The URL of a bucket is not a path of this machine, also with `-p`."""
+    """Neither a log directory for a wrong name, nor one beside a directory that is none."""
     monkeypatch.chdir(tmp_path)
-    assert "bucket" in fails("create", "-p", *words)
-    assert not [*tmp_path.iterdir()]
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/file").touch()
+    assert why in fails("create", "-p", *words)
+    assert [path.name for path in tmp_path.iterdir()] == ["full"]
 
 
 def test_delete(orders: Path, log_dir: Path) -> None:
@@ -1205,6 +1222,19 @@ def test_a_node_id_that_is_no_number_is_an_error(
     (log_dir / "meta.properties").unlink()
 
 
+@pytest.mark.parametrize(
+    "words", [("--help",), ("--version",), ("cat", "--help"), ("spark", "--help")]
+)
+@pytest.mark.parametrize(
+    ("output", "why"), [(">&-", "Bad file descriptor"), (">/dev/full", "No space left on device")]
+)
+def test_a_help_that_cannot_be_printed(words: tuple[str, ...], output: str, why: str) -> None:
+    """It ends with 1 and one line, as any command whose output cannot be written."""
+    command = f"{shlex.join([*LOGFS, *words])} {output}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, f"logfs: standard output: {why}\n")
+
+
 def test_help_imports_no_large_modules() -> None:
     """`logfs --help` imports neither numpy nor numba nor FUSE."""
     code = (
@@ -1221,6 +1251,7 @@ def test_help_imports_no_large_modules() -> None:
     "words",
     [
         ("cat", "-n", "1"),
+        ("cat", "-n", "0"),
         ("cat", "-n", "64"),
         ("cat", "-o", "5"),
         ("tail", "-n", "3"),
@@ -1246,4 +1277,7 @@ def test_few_records_load_no_kernels(orders: Path, words: tuple[str, ...]) -> No
         text=True,
         check=True,
     )
-    assert done.stdout.endswith("\nset() 0\n")
+    # No record at all is printed before it, or some.
+    printed = "" if rest == ["-n", "0"] else "\n"
+    assert done.stdout.endswith(f"{printed}set() 0\n")
+    assert bool(printed) == (done.stdout != "set() 0\n")

@@ -139,6 +139,10 @@ def test_every_good_record_is_printed_once(
             (1, True),
             *([(0, False)] if is_there else []),
         ), form
+    for count in (1, RECORDS, COUNT // 2 + 1, COUNT - first, COUNT - first + 1, COUNT):
+        for isolation in ("read_committed", "read_uncommitted"):
+            main(["tail", "-n", str(count), str(log_dir / NAME), "--isolation", isolation])
+            assert capsys.readouterr().out.splitlines() == wanted[-count:], (count, isolation)
     with Store(log_dir, read_only=True) as store:
         orders = store[NAME]
         split: list[Columns | DamagedRange] = []

@@ -671,6 +671,35 @@ def test_a_moved_partition_is_the_same_although_its_files_cannot_be_read(
         assert not identity.is_of(reader[NAME])
 
 
+@pytest.mark.parametrize("moves", [1, 2, 3])
+def test_a_compacted_partition_is_the_same_after_moves_and_another_after_a_deletion(
+    log_dirs: list[Path], moves: int
+) -> None:
+    """Compaction may remove the last batch that is known, so the directories tell what has happened."""
+    with Store(log_dirs) as store, Store(log_dirs, read_only=True) as reader:
+        partition = fill(store)
+        # The topic keeps its id.
+        store.create("a-1").append([b"kept"])
+        store.settings.set_topic("a", "cleanup.policy", "compact")
+        reader.refresh()
+        identity = PartitionIdentity(reader[NAME])
+        partition.append([Record(b"newer", b"key %d" % n) for n in range(7)])
+        store.compact(NAME, roll=True)
+        for number in range(moves):
+            store.move(NAME, log_dirs[(number + 1) % 2])
+        reader.refresh()
+        assert identity.is_of(reader[NAME])
+        # The first new one is in another log directory if the number of moves is odd.
+        for _ in range(2):
+            store.delete(NAME)
+            store.create(NAME)
+            assert store.registry.home(NAME) == log_dirs[0]
+            store[NAME].append([Record(b"new", b"key %d" % n) for n in range(200)])
+            reader.refresh()
+            assert not identity.is_of(reader[NAME])
+            identity = PartitionIdentity(reader[NAME])
+
+
 def test_cat_and_tail_work_during_moves(
     make_mount: Callable[..., Mount],
     log_dirs: list[Path],

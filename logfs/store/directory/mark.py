@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from logfs.log.disk.disk import Disk
 
 
+# The mark in the directory of a deleted partition, which tells what is needed to restore it.
+DELETION = "deletion.json"
+
+
 class Mark(NamedTuple):
     """The JSON object in a mark file (empty if the file is damaged), and whether the file is a copy of another."""
 

@@ -26,7 +26,7 @@ from logfs.format.base import names
 from logfs.format.files.commit_file import checked
 from logfs.format.messages.group_record import OffsetCommit
 from logfs.store.directory.log_dir import FirstError
-from logfs.store.directory.mark import read_mark, write_mark
+from logfs.store.directory.mark import DELETION, read_mark, write_mark
 from logfs.store.directory.topic_id import read_topic_id
 from logfs.store.groups import TOPIC as GROUPS_TOPIC
 from logfs.store.maintenance.context import Maintenance
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_MARK = "deletion.json"
 _NEVER_CLEANED = -1
 
 
@@ -74,7 +73,7 @@ class Deletion(NamedTuple):
         The file counts as a copy if the inode number in it is not its own, as after `cp -a` of the directory. Raises
         `OSError`.
         """
-        mark = read_mark(disk, directory / _MARK)
+        mark = read_mark(disk, directory / DELETION)
         if mark is None or mark.is_copy:
             return None
         told = mark.told
@@ -98,7 +97,7 @@ class Deletion(NamedTuple):
         The file gets the argument `is_finished`; the field of the same name is ignored, and does not change.
         """
         told = {**self._asdict(), "settings": dict(self.settings), "is_finished": is_finished}
-        write_mark(disk, directory / _MARK, told)
+        write_mark(disk, directory / DELETION, told)
 
 
 class _Found(NamedTuple):
@@ -209,7 +208,7 @@ class Deleter(Maintenance):
                     home.recovery_points[name] = partition.recovery_point
                     self._registry.unload(UnloadedPartition(name, home, directory))
                 with suppress(OSError):
-                    partition.disk.unlink(directory / _MARK)
+                    partition.disk.unlink(directory / DELETION)
             raise
 
     def _keep(self, kept: Deletion, partition: Partition) -> bool:
@@ -223,7 +222,7 @@ class Deleter(Maintenance):
             logger.warning("%s: is deleted, and cannot be brought back: %s", kept.partition, error)
             # Remove a file that a crash may have left from an earlier deletion: its content is outdated.
             with suppress(OSError):
-                partition.disk.unlink(partition.directory / _MARK)
+                partition.disk.unlink(partition.directory / DELETION)
             return False
         return True
 
@@ -361,7 +360,7 @@ class Deleter(Maintenance):
                 raise
             del registry.deletions[first.path]
             registry.unloaded[parsed.directory] = UnloadedPartition(parsed, home, path)
-        home.disk.unlink(path / _MARK)
+        home.disk.unlink(path / DELETION)
         return registry[parsed.directory]
 
     def _rename_back(self, found: _Found, path: Path) -> None:
