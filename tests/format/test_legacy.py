@@ -779,3 +779,14 @@ def test_commands(log_dir: Path, records: list[Record]) -> None:
             assert b"nvalid bytes" not in done.stdout
         for suffix in (".index", ".timeindex"):
             ok("dump", path.with_suffix(suffix), "--verify-index-only")
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+def test_a_log_that_ends_with_a_short_message(log_dir: Path, magic: int) -> None:
+    """A message may be shorter than the header of a batch."""
+    short = [message(magic, Old(n, b"%d" % n)) for n in range(3)]
+    assert len(short[-1]) < HEADER_SIZE
+    raw_partition(log_dir, {"00000000000000000000.log": b"".join(short)})
+    assert ok("cat", log_dir / NAME) == "0\n1\n2\n"
+    assert ok("tail", "-n", "1", log_dir / NAME) == "2\n"
+    assert ok("consume", log_dir / NAME, "-g", "g", "--idle-exit", "0") == "0\n1\n2\n"

@@ -259,8 +259,11 @@ class LiveSegment(Segment):
 
         It is known without a read, also after the files were moved or deleted.
         """
-        header = None if self._last is None else parse_header(self._last[1])
-        return None if header is None or header.magic != MAGIC else header
+        if self._last is None or len(self._last[1]) < HEADER_SIZE:
+            # A message of an old format may be shorter than the header of a batch.
+            return None
+        header = parse_header(self._last[1])
+        return header if header.magic == MAGIC else None
 
     def _check_uncut(self, segment_end: SegmentEnd) -> None:
         if self._disk.size(self.file) < segment_end.size_bytes:
