@@ -38,7 +38,9 @@ class PartitionIdentity:
         self._last: Anchor | None = None
         if isinstance(log, LivePartition):
             self._inode = log.identity
-            self._last = last_below(log, self._end)
+            if not log.disk.is_remote:
+                # In a bucket nothing is moved: the batch is read when it is needed, because a read costs requests.
+                self._last = last_below(log, self._end)
         else:
             with suppress(FileNotFoundError):
                 self._inode = log.disk.stat(log.directory).identity
@@ -100,14 +102,17 @@ class PartitionIdentity:
         return None
 
     def _goes_on_in(self, log: Log) -> bool:
-        """Whether `log` has the last known batch of this partition; False if no batch is known.
+        """Whether `log` has the last known batch of this partition; False if none is known or can be read.
 
         Also True if the batch in `log` cannot be read, for example because the partition is being moved once more.
         """
-        if self._last is None or not log.log_start_offset < self._end <= log.state.log_end_offset:
+        last, before = self._last, self._log()
+        if last is None and before is not None:
+            last = last_below(before, self._end)
+        if last is None or not log.log_start_offset < self._end <= log.state.log_end_offset:
             return False
         try:
-            return _last_below(log, self._end) == self._last
+            return _last_below(log, self._end) == last
         except (LogfsError, OSError):
             return True
 
