@@ -164,8 +164,8 @@ class Printer:
         if self._filter is None:
             with suppress(DamagedRange):
                 start = reader.offset_of_last(count) if count > 0 else end
-                # The text index may count records that were damaged since.
-                if count > FEW or sum(1 for _ in reader.read(start, end)) >= count:
+                # Beside damage, the text index may count more or fewer records than can be read.
+                if count > FEW or sum(1 for _ in reader.read(start, end)) == count:
                     return start
         start, step, found = end, 1024, 0
         while start > reader.log_start_offset and found < count:
