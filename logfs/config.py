@@ -37,8 +37,8 @@ from logfs.setting import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# With this value, `local.retention.ms` has the value of `retention.ms`, and `local.retention.bytes` the value of
-# `retention.bytes`.
+# If `local.retention.ms` is set to this value, `retention.ms` applies in its place. The same holds for
+# `local.retention.bytes` and `retention.bytes`.
 AS_TOTAL = -2
 # Milliseconds per unit of the broker-level synonyms that are in minutes or hours.
 _UNIT_MS = {
@@ -56,8 +56,8 @@ def value_in_force(name: str, topic: Mapping[str, str], broker: Mapping[str, str
     """Return the value that a topic-level setting has under the given overrides, as canonical text.
 
     `topic` and `broker` are the overrides of the two levels: texts by setting name. The docstring of this module has
-    the order of precedence. The only exception: if `message.timestamp.before.max.ms` or
-    `message.timestamp.after.max.ms` is unlimited, the deprecated `message.timestamp.difference.max.ms` applies.
+    the order of precedence. There is one exception: an unlimited `message.timestamp.before.max.ms` or
+    `message.timestamp.after.max.ms` gets the value of the deprecated `message.timestamp.difference.max.ms`.
     Raises `InvalidSetting` for an unknown name or an invalid override.
     """
     return topic_setting(name).format(_in_force(name, topic, broker)[0])

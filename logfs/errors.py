@@ -117,9 +117,10 @@ class CoordinatorFenced(LogfsError, ValueError):
 
 
 class CommitPending(LogfsError):
-    """A commit of staged batches is durably recorded, but not carried out completely. The message has the cause.
+    """A commit of staged batches, such as those of an import, is durably decided, but not carried out completely.
 
-    When the cause is removed, the next commit, the upkeep or the next opening of the store completes the commit.
+    The message has the cause. When the cause is removed, the next commit, the upkeep or the next opening of the store
+    completes the commit.
     """
 
 

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-# An entry of a chunk: the name of the partition, the offset from which to go on after the entry, and the record. The
-# last entry of a chunk has no record: it leads past offsets after the last record, such as those of control records.
+# An entry of a chunk: the name of the partition, the offset at which to go on after the entry, and the record. The
+# last entry of a chunk has None in place of a record. Its offset is the end of the chunk, which may lie beyond the
+# last record, because control records have offsets, too.
 Entry: TypeAlias = tuple[str, int, R | None]
 
 # How many offsets of a partition are read at a time.
@@ -33,13 +34,13 @@ def add_chunk(
     """Read up to 1000 offsets of a partition, from `start` on, and append an entry for each record to `entries`.
 
     An entry is (partition name, offset after the record, item). `make(partition, record)` returns the item. `reader`
-    must be a reader of `partition`. The entries of the records are followed by one whose item is None: its offset is
-    the one at which the next read starts. If `start` is at or above the log end, nothing is appended.
+    must be a reader of `partition`. After the entries of the records comes one whose item is None, and whose offset
+    is the start of the next read. If `start` is at or above the log end, nothing is appended.
 
-    Returns True if the read succeeds. If it fails and `entries` is empty, raises the error: `OffsetOutOfRange`,
-    `DamagedRange` or another `LogfsError`. If it fails and `entries` is not empty, returns False. The caller must
-    then consume all entries, and call this function again from the partition's next offset: this second call raises
-    the error.
+    Returns True if the read succeeds. If it fails while `entries` is still empty, raises the error:
+    `OffsetOutOfRange`, `DamagedRange` or another `LogfsError`. If it fails when `entries` has entries, of this or of
+    other partitions, returns False. The caller must then consume all entries, and call this function again from the
+    partition's next offset: this second call raises the error.
     """
     end = min(reader.log_end_offset, start + _OFFSETS)
     if end <= start:

@@ -17,8 +17,8 @@ class PartitionColumns(Columns):
     """Records of one partition as numpy arrays: `Columns` with the topic's name and the partition's number.
 
     The `to_` methods return tables with the columns of Spark's Kafka source: key, value, topic, partition, offset,
-    timestamp, timestampType, headers. Keys and values are bytes, and `timestamp` has milliseconds in UTC. The object
-    can also be given to a library that reads Arrow's C stream interface, as in `polars.DataFrame(columns)`.
+    timestamp, timestampType, headers. Keys and values are bytes, and `timestamp` is a time in UTC in milliseconds.
+    A library that reads Arrow's C stream interface also accepts the object itself: `polars.DataFrame(columns)`.
 
     Each conversion needs pyarrow; `to_pandas` also needs pandas, and `to_polars` polars. The conversions raise
     `ModuleNotFoundError` if a package that they need is not installed, and `ValueError` if the keys, the values, the

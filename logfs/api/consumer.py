@@ -92,13 +92,15 @@ class Consumer:
         self._auto_commit = auto_commit
         # The entries that were read, but not returned yet.
         self._read: deque[Entry[ConsumerRecord]] = deque()
-        # The partition whose last read failed after others had been read: it is read first, to raise the error.
+        # The partition whose last read failed when `_read` had entries already. The next fetch reads this partition
+        # first, to raise the error. "" if there is none.
         self._unread = ""
         # The partition of the record that was returned last, and the offset after this record. None once the record
         # counts as consumed.
         self._in_hand: tuple[str, int] | None = None
         self._is_closed = False
-        # Which partition this member began to read under each name.
+        # By name, the identity of each partition that this member reads. It tells whether the partition was deleted
+        # and created again.
         self._ids: dict[str, PartitionIdentity] = {}
         # How far this member has read in each partition, including the records in `_read`.
         self._reached: dict[str, ReachedOffset] = {}
@@ -130,12 +132,12 @@ class Consumer:
         return self
 
     def __next__(self) -> ConsumerRecord:
-        """Return the next record. The record that the previous call returned counts as consumed from now on.
+        """Return the next record.
 
-        A commit includes only consumed records. Raises `StopIteration` if no record comes within the timeout, but not
-        while another member has yet to release a partition to this member. Raises `ValueError` if the consumer is
-        closed, `UnknownPartition` if a topic no longer exists, and `DamagedRange` once for each damaged range: the
-        next call goes on after it.
+        The record that the previous call returned counts as consumed from now on, so automatic commits include it.
+        Raises `StopIteration` if no record comes within the timeout, but not while another member has yet to release
+        a partition to this member. Raises `ValueError` if the consumer is closed, `UnknownPartition` if a topic no
+        longer exists, and `DamagedRange` once for each damaged range: the next call goes on after it.
         """
         since = time.monotonic()
         while True:
@@ -207,8 +209,8 @@ class Consumer:
     def _join_if_due(self) -> None:
         """Release the partitions now assigned to other members, and start to read those assigned to this member.
 
-        If a partition was deleted and created again, this member first releases the old one. The method does nothing
-        if the last call that did this ended less than 0.1 seconds ago, or less than ten times its duration ago.
+        If a partition was deleted and created again, this member first releases the old one. After a join, calls do
+        nothing for 0.1 seconds, or for ten times the duration of the join if that is longer.
         """
         now = time.monotonic()
         if now < self._join_at:
@@ -219,8 +221,8 @@ class Consumer:
                 # The partition was deleted and created again: begin anew.
                 self._forget(name)
         self._member.join(found, self._release)
-        # Wait ten times as long as this call took, so that such calls take at most a tenth of the time, even for
-        # thousands of partitions.
+        # Wait ten times as long as this join took, so that joins take at most a tenth of the time, even for thousands
+        # of partitions.
         end = time.monotonic()
         self._join_at = end + max(_POLL_SECONDS, 10 * (end - now))
 
@@ -276,10 +278,12 @@ class Consumer:
     def _fetch(self) -> bool:
         """Read up to 1000 offsets of each partition, and append the records to the queue `_read`.
 
-        `next` takes records from this queue. Returns whether the queue has entries now. If a partition cannot be
-        read, and `_read` is empty, this raises the error. If `_read` has entries, the next call raises it.
+        `next` takes records from this queue. Returns whether the queue has entries now. If the records of a partition
+        cannot be read while `_read` is empty, this raises the error. If `_read` has entries, the next call raises it.
+        The error of an offline partition is raised in any case.
         """
-        # If this partition fails again, its error is raised, and the next call reads the others.
+        # Clear `_unread`: if the partition cannot be read again, this call raises the error, and the next call must
+        # read the other partitions.
         first, self._unread = self._unread, ""
         places = sorted(self._member.places.items(), key=lambda item: item[0] != first)
         for name, place in places:

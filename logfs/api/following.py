@@ -72,7 +72,8 @@ class Following(Generic[R]):
         self._read: deque[Entry[R]] = deque()
         # The error of each partition whose next records have left the log; `seek` removes it.
         self._left: dict[str, OffsetOutOfRange] = {}
-        # The partition that could not be read after others had been read: it is read first, to raise the error.
+        # The partition that could not be read when others had been read already. The next read begins with this
+        # partition, to raise the error. "" if there is none.
         self._unread = ""
         self._since: float | None = None
         self._pause = _SHORTEST_PAUSE
@@ -131,10 +132,12 @@ class Following(Generic[R]):
 
         After the records of a partition, an entry without a record has the offset of the next read. If a partition
         cannot be read, the partitions after it are not read. The error is raised if no entry was read before it;
-        otherwise the entries are returned, and the next call raises the error.
+        otherwise the entries are returned, and the next call raises the error. The error of an offline partition is
+        raised in any case.
         """
         taken: list[Entry[R]] = []
-        # If this partition fails again, its error is raised, and the next call reads the others.
+        # Clear `_unread`: if the partition cannot be read again, this call raises the error, and the next call must
+        # read the other partitions.
         first, self._unread = self._unread, ""
         for partition in sorted(self._partitions(), key=lambda each: each.name != first):
             name = partition.name

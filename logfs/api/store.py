@@ -88,7 +88,8 @@ class Store(Mapping[str, Partition]):
         self._stopped = threading.Event()
         self._upkeep: threading.Thread | None = None
         if upkeep:
-            # The thread refers to the engine only, so that a store that is dropped is not kept alive by its thread.
+            # The thread refers to the engine, not to this object. Otherwise the thread would keep a store alive that
+            # the program no longer refers to.
             self._upkeep = threading.Thread(
                 target=_keep_up, args=(engine, self._stopped), name="logfs-upkeep", daemon=True
             )
@@ -199,8 +200,8 @@ class Store(Mapping[str, Partition]):
     def create(self, name: str) -> Partition:
         """Create the partition `name`, such as "orders-0", and return it when it is durable.
 
-        Raises `InvalidName`, `PartitionExists`, `NotWritable`, `InvalidStore` if the partition is in a log directory
-        that is not open, and `OSError`.
+        Raises `InvalidName`, `PartitionExists`, `NotWritable` and `OSError`. Raises `InvalidStore` if the partition
+        exists in a log directory that belongs to the store, but was not opened with it.
         """
         self._for_writing(checked_name("the name of a partition", name)).create(name)
         return Partition(self, name)

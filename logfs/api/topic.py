@@ -36,8 +36,8 @@ class Topic:
     def __init__(self, store: Store, name: str) -> None:
         self.name = checked_name("the name of a topic", name)
         self._store = store
-        # Kept between calls, because this object fills a batch with records without a key before it chooses another
-        # partition for them.
+        # Keep one object for all calls: it remembers the partition for records without a key until these have filled
+        # a batch.
         self._partitions: Partitions = store._engine.topic(name)
 
     def __repr__(self) -> str:

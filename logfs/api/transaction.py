@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Transaction:
-    """Appends to several partitions, and offsets of groups, that become visible together or not at all.
+    """A transaction: its appends to partitions, and its commits of offsets, become visible together or not at all.
 
     The transaction begins when the object is made. The end of a `with` block commits it durably; an error in the
     block aborts it. Readers with "read_committed" see its records only after the commit, other readers at once. If
@@ -123,9 +123,9 @@ class Transaction:
     def commit(self) -> None:
         """Commit the transaction durably, so that readers of "read_committed" see it.
 
-        The first write records the decision to commit; then the transaction is committed. If a later write, of a
-        marker to a partition, raises `OSError`, the transaction stays committed, and the store writes the missing
-        markers later.
+        The transaction is committed as soon as the decision to commit is durable. If a marker cannot be written to a
+        partition after that, this method raises the error, but the transaction stays committed, and the store writes
+        the missing markers later.
         """
         _ = self._store._engine
         self._engine.commit()

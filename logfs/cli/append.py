@@ -163,8 +163,8 @@ def _append(
                 appender.write(lines.finish())
             appender.finish()
     except PartitionFailed:
-        # The partition failed, and no line is at fault, as after an `OSError`. Do not name a line from which to go
-        # on: if TARGET is a topic, later lines may already be in its other partitions.
+        # The partition takes no more writes, so no line is at fault. Do not name a line from which to go on: if
+        # TARGET is a topic, later lines may already be in its other partitions.
         raise
     except LogfsError as error:
         number = appender.appended.count - before + 1
@@ -176,11 +176,11 @@ def _append(
 
 
 def _read(file: BufferedReader, appender: Appender, lines: KeyedLines | None) -> bytes:
-    """Return the next bytes of `file`, b"" at the end of the file. During a pause of the input, append a kept record.
+    """Return the next bytes of `file`, b"" at the end of the file. If the input pauses, append a waiting record.
 
-    With the option `--start`, a record can have several lines, and `lines` keeps them until the first line of the
-    next record arrives. If `file` has no input for a second after a complete line, the record counts as complete:
-    this function takes it from `lines` and appends it. `lines` is None if the lines need no conversion.
+    With the option `--start`, a record can have several lines, which wait in `lines` until the first line of the next
+    record arrives. If `file` has no input for a second after a complete line, the record counts as complete: this
+    function takes it from `lines` and appends it. `lines` is None if the lines need no conversion.
     """
     if lines is not None and lines.is_waiting:
         ready, _, _ = select.select([file], [], [], _PAUSE_SECONDS)

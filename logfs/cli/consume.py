@@ -241,8 +241,8 @@ class _Consumer:
     def _forget_printed(self, log: OpenLog, first: int = 0) -> None:
         """Remove the offsets of a log at and above `first` from the list of printed batches.
 
-        A batch that begins below `first` stays in the list, and ends at `first` at the latest. By default, all
-        batches of the log are removed.
+        A batch that begins below `first` and ends above it is cut at `first`. By default, all batches of the log are
+        removed.
         """
         self._printed = [
             batch._replace(end=min(batch.end, first)) if batch.log is log else batch
@@ -268,9 +268,9 @@ class _Consumer:
             return batch.at + text.tell() > taken
 
         ends = range(batch.start, batch.end + 1)
-        # The reader may not even have reached the batch: the printed batches before it may be of a partition that was
-        # released to another member.
-        # What could not be read or decoded was reported when the batch was printed.
+        # `bisect` returns 0 if the reader has not even taken all text before the batch. That text may be of a
+        # partition that was released, whose batches are no longer in the list. Print no errors: what cannot be read
+        # or decoded was reported when the batch was printed.
         with redirect_stderr(io.StringIO()):
             return batch.start + max(bisect(ends, False, key=is_left) - 1, 0)
 
@@ -302,8 +302,8 @@ class _Consumer:
         taken = {
             each: place.taken for each, place in self._member.places.items() if name in (None, each)
         }
-        # The reader of the pipe has perhaps not taken the batches in `_printed`. So of a partition with such batches,
-        # commit the offset at which the first of them starts.
+        # The reader of the pipe has perhaps not taken the batches in `_printed`. For a partition with such batches,
+        # commit the start offset of the first of them.
         for batch in reversed(self._printed):
             if batch.log.name in taken:
                 taken[batch.log.name] = batch.start
@@ -325,9 +325,9 @@ class _Consumer:
     def _go_back(self) -> None:
         """In each log that was truncated below the next offset to consume, go back, and print a warning.
 
-        The member goes back to where the new records begin or, if that is unknown, to the log end. If it is unknown,
-        and the log has grown to the next offset to consume or beyond, the member does not go back. It then leaves out
-        the new records below this offset, and `is_whole` becomes False.
+        The member goes back to the offset at which the new records begin. If this offset is unknown, it goes back to
+        the log end. If it is unknown, and the log has grown to the next offset to consume or beyond, the member stays
+        at that offset. It then leaves out the new records below it, and `is_whole` becomes False.
         """
         for name, place in [*self._member.places.items()]:
             log = self._logs[name].reader.log

@@ -66,11 +66,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _make_log_dirs(words: Sequence[str], partitions: int | None) -> None:
-    """Create the missing log directories that TARGET names, with missing parents, except inside a mount of logfs.
+    """Create the missing log directories that TARGET names, with missing parents.
 
     `words` are the words of TARGET: LOGDIR/NAME, or LOGDIR… NAME. NAME is a topic if its number of `partitions` is
-    given. Creates nothing for a wrong name or number, or if another log directory in TARGET is none. Raises
-    `InvalidName`, and `InvalidStore`, also for a log directory that would lie in another one or in a partition.
+    given. Raises `InvalidName` for a wrong name or number. Raises `InvalidStore` if an existing LOGDIR is neither a
+    log directory nor empty, or if a missing one would lie in a mount of logfs, in another log directory or in a
+    partition. After these errors, nothing was created.
     """
     from logfs.format.base import names
     from logfs.log.disk.bucket_path import as_path

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 # The size of the pipe to which output goes. With the default size of 64 KiB, its reader would be woken 16 times as
 # often.
 _PIPE_BYTES = 1 << 20
-# A log is read _SMALL_SPLIT_BYTES at a time if its records are decoded. The same holds if fewer than _FEW_OF_MANY
-# records are to be printed, because most of a larger part would not be printed.
+# A log is read in pieces of _SMALL_SPLIT_BYTES, instead of larger ones, if its records are decoded, or if fewer than
+# _FEW_OF_MANY records are to be printed: most of a larger piece would be read in vain.
 _FEW_OF_MANY = 10_000
 _SMALL_SPLIT_BYTES = 1 << 20
 
@@ -155,16 +155,18 @@ class Printer:
         self.out.flush()
 
     def _start_of_last(self, reader: Reader, end: int, count: int) -> int:
-        """Return the offset of the first of the last `count` records, the log start offset if there are fewer.
+        """Return the offset of the first of the last `count` records below `end`; `end` for a `count` of 0.
 
-        With a filter, returns an offset such that at least `count` of the records from there up to `end` pass it.
-        Without a filter, all records up to the log end are counted or, at damage, those below `end` that can be read.
-        For a `count` of 0, returns `end`.
+        Returns the log start offset if there are fewer records. With a filter, only records that pass it count, and
+        the result may be lower: at least `count` such records lie between it and `end`. Without a filter, the result
+        for a `count` above `FEW` may be wrong beside damage, or if records were appended at or above `end`: they are
+        counted, too.
         """
         if self._filter is None:
             with suppress(DamagedRange):
                 start = reader.offset_of_last(count) if count > 0 else end
-                # Beside damage, the text index may count more or fewer records than can be read.
+                # Beside damage, the text index may count more or fewer records than can be read. Check only a small
+                # count, because a check reads the records.
                 if count > FEW or sum(1 for _ in reader.read(start, end)) == count:
                     return start
         start, step, found = end, 1024, 0
@@ -289,7 +291,7 @@ def _past_damage(reader: Reader, start: int, stop: int) -> Iterator[tuple[int, C
                 at = reached
         except DamagedRange as damage:
             at = max(damage.next_offset, at)
-            # The damage may cover no offsets, as in `LogScan`.
+            # If the damage covers no offsets, read by record from now on, to get past it, as `LogScan` does.
             by_record |= at == before
 
 

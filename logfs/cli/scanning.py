@@ -63,7 +63,8 @@ class LogScan(Generic[T]):
         - `DamagedRange` at damage.
         - `Gone` if another process has deleted or cut a file. The scan then calls `read` again from the last
           `offset`.
-        - `OffsetOutOfRange` instead of `Gone` if that call would yield records for the second time.
+        - `OffsetOutOfRange` in that case, instead of `Gone`, if `read` has already yielded records from the last
+          `offset` on: another call would yield them twice.
         """
         self.log = log
         self._start = start
@@ -148,9 +149,9 @@ def read_chunks(
 ) -> Iterator[tuple[int, Chunk]]:
     """Yield (offset, columns) for the records at the offsets [start, stop); `offset` is that after the last record.
 
-    It also yields pairs (offset, []), which lead past offsets without records. Pass this function to `LogScan` as
-    `read`. It reads about `split_bytes` of the log at a time. With `by_record`, or for at most `FEW` offsets, it
-    reads records one by one, and yields each as a list.
+    A pair (offset, []) says that no more records lie below `offset`. Pass this function to `LogScan` as `read`. It
+    reads about `split_bytes` of the log at a time. With `by_record`, or for at most `FEW` offsets, it reads records
+    one by one, and yields each as a list.
     """
     if by_record or stop - start <= FEW:
         yield from read_records(reader, start, stop, by_record)
@@ -202,10 +203,9 @@ def _text(
 def _may_hide_damage(segment: Segment, size_bytes: int) -> bool:
     """Whether a segment has damage that a read of its text may not notice.
 
-    A read of the text skips batches without text, such as control batches, and the damage next to them. The result is
-    False if the text has as many records as the segment has offsets: then each offset has a record with text. It is
-    also False for a compacted segment (`segment.gaps`), in which missing offsets do not count as damage. Any other
-    segment is scanned, and the result is whether the scan finds damage.
+    A read of the text skips batches without text, such as control batches, and the damage next to them. There is no
+    such damage if the text has as many records as the segment has offsets. A compacted segment (`segment.gaps`) also
+    counts as undamaged, because its missing offsets are no damage. Any other segment is scanned for damage.
 
     `size_bytes` is the present size of the segment. It is part of the cache's key, so that a segment that has grown
     is scanned again.

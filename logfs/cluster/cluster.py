@@ -168,7 +168,7 @@ class EpochEnd(NamedTuple):
 
     `epoch` is the leader's last epoch at or below the requested epoch, and `end_offset` the offset at which it ends
     in the leader's log. If the requested epoch is below all epochs of the leader, `epoch` is the requested one, and
-    `end_offset` the start of the leader's first epoch. Both are -1 if it is above all epochs of the leader.
+    `end_offset` the start of the leader's first epoch. If it is above all of them, both numbers are -1.
     """
 
     topic: str
@@ -182,9 +182,9 @@ class Cluster:
     """Connections to the brokers of a cluster. This is a context manager. Any thread may call its methods.
 
     While a broker answers a fetch, other requests to it over the same connection wait. Methods raise `ClusterError`
-    if the cluster cannot be reached, refuses the credentials or answers with an error. But if the items of a method's
-    result have a field `error`, an error of a single partition is returned there. The parameter `node` of a method is
-    the node id of the broker to ask.
+    if the cluster cannot be reached, refuses the credentials or answers with an error. An error of a single partition
+    is not raised by methods whose results have a field `error`: it is returned in this field. The parameter `node` of
+    a method is the node id of the broker to ask.
     """
 
     def __init__(self, servers: str, options: Mapping[str, Any]) -> None:

@@ -59,11 +59,11 @@ def kafka_python() -> Any:
 
 @functools.cache
 def large_reads() -> dict[str, str]:
-    """Return a keyword argument for kafka-python's clients, with which they read up to 256 KiB at a time without TLS.
+    """Return a keyword argument that makes kafka-python's clients read up to 256 KiB at a time, except over TLS.
 
     Without it, kafka-python reads 4 KiB at a time, and waits for the GIL after each read while other threads append.
-    The argument is `proxy_url`, because kafka-python selects its socket class by the scheme of this URL. Here the
-    scheme is that of the class `LargeReads` below, and there is no proxy.
+    The argument is `proxy_url`: kafka-python selects its socket class by the scheme of this URL. The scheme given
+    here selects the class `LargeReads` below, and no proxy is used.
     """
     from kafka.net.inet import KafkaNetSocket
 

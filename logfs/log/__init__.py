@@ -4,7 +4,7 @@ Each module or folder imports only from the items below it in this list:
 
 - `audit`: a segment compared with its indexes, in one pass.
 - `partition_copy`: a copy of a partition in another directory, which then replaces the original.
-- `scan`: descriptions of segments with which other processes read them, the parts of a scan, and counts of records.
+- `scan`: what other processes need to read segments, the parts of a scan, and counts of the records of a segment.
 - `compaction`: one round of log compaction.
 - `follow`: reads a partition that another process writes, and follows the changes of its files.
 - `append`: writes a partition (Kafka's UnifiedLog), checks what is appended, and cuts streams of writes into lines.

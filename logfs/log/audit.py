@@ -130,16 +130,16 @@ def audit(
     """Read a segment and its indexes. Yield the problems that are found, and last the segment's `Account`.
 
     Checks every batch: its CRC, its records, its offsets, and its leader epoch against `epochs`, the pairs (epoch,
-    start offset) in ascending order. `trusts_indexes` tells whether the indexes must be complete; after a crash they
-    may not be. The indexes are checked only if this is true, and if recovery found no damage in the segment. `live`
-    means that another process writes the log: it is then no problem if the last entry of an index is missing or the
-    index ends in preallocated space.
+    start offset) in ascending order. The indexes are checked only with `trusts_indexes`, and only if recovery found
+    no damage in the segment. `trusts_indexes` must be False if they may be incomplete, as after a crash. `live` means
+    that another process writes the log: it is then no problem if the last entry of an index is missing or the index
+    ends in preallocated space.
 
     Damage that lies wholly below `log_start_offset` yields only a note, because its records were deleted anyway.
     Missing offsets are damage, too. `report` is called with the size in bytes of each part that was read: some
     batches, or a damaged range. Raises `OSError`, and `Gone` if another process removes or cuts files meanwhile.
     """
-    # A tiered topic is never compacted, so offsets must not be missing in a remote segment.
+    # Offsets must not be missing between remote segments: a topic is not compacted while it is tiered.
     gaps = segment.gaps and not segment.disk.is_remote
     account = Account(
         segment.path, segment.txn_index.path, segment.base_offset, gaps, segment.base_offset
@@ -154,7 +154,7 @@ def audit(
     ):
         if isinstance(found, Damage):
             if found.end == segment.size_bytes:
-                # Damaged bytes do not tell at which offset they end. At the segment's end, its `next_offset` does.
+                # The offset at which damage ends is known only at the segment's end: it is `next_offset`.
                 found = found._replace(next_offset=max(found.next_offset, segment.next_offset))
             is_below = found.first_offset < log_start_offset >= found.next_offset
             tell = note if is_below else error
@@ -184,7 +184,8 @@ def audit(
         yield from transactions.look_up()
     account.records = text.records
     if segment.is_tiered:
-        # A log that was compacted before it was tiered may lack offsets at the end of a segment.
+        # Use the end that the metadata has: if the log was compacted before it was tiered, the segment's last offsets
+        # may be missing.
         account.end_offset = max(account.end_offset, segment.next_offset)
     yield account
 

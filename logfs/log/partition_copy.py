@@ -208,8 +208,8 @@ class PartitionCopy:
         """Copy the rest and make the whole copy durable; the original stays as it is.
 
         `unique` is the UUID in the name of the copy's directory; it is written to the file `logfs.moved` there. The
-        copy of the active segment is sealed, and a new, empty active segment follows it. For readers, the move
-        therefore looks like a roll of the active segment. Raises `Corrupt` if a .log file has become shorter.
+        copy of the active segment is sealed, unless it is empty, and a new active segment follows. For readers, the
+        move therefore looks like a roll. Raises `Corrupt` if a .log file has become shorter.
         """
         self.catch_up()
         if self.missing_bytes:
@@ -242,7 +242,7 @@ class PartitionCopy:
         return copied
 
     def _seal(self, active: Segment) -> Segment:
-        """Seal the copy of the active segment, and return the copy."""
+        """Seal the copy of the segment `active`, and return a `Segment` object for the copy."""
         for index in active.indexes:
             self._disk.put_file(self.directory / index.path.name, index.to_bytes(), sync=True)
         with suppress(FileNotFoundError):

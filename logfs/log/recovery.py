@@ -271,8 +271,8 @@ class _LogLoader:
     def _end_of(self, base_offset: int, files: Files, path: Path | None = None) -> int:
         """Return the offset after the last batch of a compacted segment that is to replace other segments.
 
-        A writable store gives the `path` of the .log file, which still ends in `.swap`. A read-only store gives None,
-        and finds the file by its inode number in `files`, which maps suffixes (".log") to such numbers.
+        In a writable store, `path` is that of the .log file, and still ends in `.swap`. In a read-only store, it is
+        None: the file is found by its inode number in `files`, which maps suffixes (".log") to such numbers.
         """
         segment = self._open_segment(base_offset, files)
         segment.path = path or segment.path
@@ -367,9 +367,9 @@ class _LogLoader:
         """Return the log end offset of a log that was closed properly, as far as snapshots and indexes show it.
 
         `last` is the last segment. `snapshots` are the offsets of the producer snapshots, ascending. The result is
-        the greatest of the last of these offsets, the offset after the last entry of the offset index or time index
-        (for an empty index, after the base offset), and the offset of the last entry of the text index; 0 if none is
-        known. An offset that is too large for the segment (above its `limit_offset`) is ignored.
+        the greatest of these offsets: that of the newest snapshot, the one after the last entry of the offset index
+        and of the time index (after the base offset if the index is empty), and that of the last entry of the text
+        index. Offsets above the segment's `limit_offset` are ignored. The result is 0 if no offset is left.
         """
         known = [0, *snapshots[-1:]]
         limit = last.limit_offset
@@ -384,10 +384,10 @@ class _LogLoader:
     def _drop_empty_end(self, segments: list[Segment]) -> None:
         """Drop trailing segments that hold no batch, if the log before them has lost its end (`_ends_early`).
 
-        After a power cut following a roll, the disk may have the new file, but not the unflushed end of the file
-        before it: another process may have synced the directory. In this case no durable record is lost. Only
-        segments at or above the recovery point are dropped. Except in a read-only store, their files are deleted;
-        bytes that are not all zero are kept in a `.torn` file.
+        A power cut after a roll can lead to this: the new file is on the disk, for example because another process
+        has synced the directory, but the unflushed end of the file before it is lost. No durable record is lost then.
+        Only segments at or above the recovery point are dropped. Except in a read-only store, their files are
+        deleted; bytes that are not all zero are kept in a `.torn` file.
         """
         while len(segments) > 1:
             before, last = segments[-2:]
@@ -526,8 +526,8 @@ class _LogLoader:
         if not 0 <= last.position <= size:
             return False
         segment.resume(SegmentEnd(size, end, UNMEASURED), max_entry)
-        # No CRC covers the base offset in a batch's header, so the batch of the last index entry must agree with the
-        # entry.
+        # No CRC covers the base offset in a batch's header. So take the first offset from the last index entry: the
+        # walk reports damage if the batch at this entry begins below it.
         header = segment.header(last.position) if last.position else None
         first_offset = max(last.offset - header.last_offset_delta, end) if header else end
         for found in segment.walk(last.position, first_offset=first_offset, is_end_known=False):
@@ -554,8 +554,8 @@ class _LogLoader:
     def _rebuild(self, segments: Sequence[Segment], segment: Segment, *, sync: bool) -> None:
         """Read `segment`, one of `segments`, rebuild its indexes, and cut off a torn tail (kafka-storage 3.4).
 
-        With `sync`, each new index is durable before it replaces the old one. The caller of `load` must flush the
-        segment in any case.
+        With `sync`, each new index is durable before it replaces the old one. With or without `sync`, the segment is
+        added to `unsynced`, because its other changes are not durable yet.
         """
         is_last = segment is segments[-1]
         logger.debug("%s: recovering", segment.path)
@@ -606,9 +606,10 @@ class _LogLoader:
     def _is_torn(self, segment: Segment, damage: Damage, size: int, *, is_last: bool) -> bool:
         """Whether `damage` is a torn tail of a segment: what a crash left at the end of a file of `size` bytes.
 
-        If so, the log was not closed properly, and the bytes do not begin with a whole batch. In the last segment
-        (`is_last`), their first offset is at or above the recovery point. In an earlier segment, it is the base
-        offset of the next segment, and the bytes can also be preallocated space that a crash during a roll left.
+        The log must not have been closed properly, and the bytes must not begin with a whole batch. In the last
+        segment (`is_last`), their first offset must be at or above the recovery point. In an earlier segment, their
+        first offset must be the base offset of the next segment; there the bytes can also be preallocated space that
+        a crash during a roll left.
         """
         if self.start.closed or damage.end != size or damage.start == damage.end:
             return False

@@ -111,8 +111,8 @@ class Fetcher:
 
         A partition is left out while it waits after an error, and once its copy has reached the offset at which its
         mirroring stops (`PartitionMirror.goal`). If none remain, this only waits for 0.1 seconds. First, each copy
-        that may differ from the leader's log is compared with it. Then batches are fetched for the copies that agree
-        with the leader's logs, and appended. Returns False if the metadata may be out of date.
+        that may differ from the leader's log is compared with it. Then batches are fetched and appended for the
+        copies that need no further comparison. Returns False if the metadata may be out of date.
         """
         led = [each for each in self._led(self.node) if not each.is_waiting]
         mine = [each for each in led if each.goal is None or not each.has_reached_goal]

@@ -86,7 +86,7 @@ class Mirror:
         self._problems: dict[str, str] = {}
         # The partitions whose copies could not be opened at the last refresh, such as offline ones, with the reasons.
         self._unopened: dict[str, str] = {}
-        # The topics for which it was logged that the cluster does not permit to read their settings.
+        # The topics for which it was logged that the mirror has no permission to read their settings.
         self._unread: set[str] = set()
         # The bytes fetched for partitions that are no longer mirrored, and for copies that were deleted.
         self._past_bytes = 0
@@ -94,7 +94,7 @@ class Mirror:
         self._told: Mapping[str, str] = {}
         # For each topic, the names of its partitions in the store at the last refresh.
         self._homes: dict[str, list[str]] = {}
-        # The ids of the topics whose copies were found to have the same id as the topic in the cluster.
+        # The topic ids that all copies of a topic were found to have, by topic name. They are not checked again.
         self._known_ids: dict[str, uuid.UUID] = {}
         self._asked = threading.Event()
         try:

@@ -188,8 +188,9 @@ class PartitionMirror:
         """Drop the records of the copy that the leader's log does not have. Raises `ClusterError`.
 
         `epoch` is the leader's greatest epoch that is not above the copy's last epoch. `end_offset` is the offset at
-        which this epoch ends in the leader's log. If the leader's version of Kafka does not report the epoch, `epoch`
-        is -1, and only the records from `end_offset` on are dropped.
+        which this epoch ends in the leader's log. The copy's records from `end_offset` on and those of later epochs
+        are dropped. If the leader's version of Kafka does not report the epoch, `epoch` is -1, and only the records
+        from `end_offset` on are dropped.
         """
         partition = self.partition
         end, entries = partition.log_end_offset, partition.epochs.entries
@@ -227,8 +228,8 @@ class PartitionMirror:
             return True
         self._agrees = True
         self.high_watermark = found.high_watermark
-        # The log start is raised before the append: if the source has deleted all records that the copy has, the
-        # first fetched batch may begin below the copy's log end, which only an empty log accepts.
+        # Raise the log start before the append. If the source has deleted all records that the copy has, this empties
+        # the copy. Only an empty log accepts a batch that begins below its log end, as the first fetched batch may.
         self._follow_start(found.log_start_offset)
         if found.records:
             self.fetched_bytes += fetched_batches.append_fetched(

@@ -69,9 +69,8 @@ class AdminRequests:
     ) -> RunningRequest:
         """Start a request in a worker thread, and return its `RunningRequest`.
 
-        If the request succeeds, the worker thread calls `done`, and then adds the result to the answer.
-
-        Raises `OSError` (EAGAIN) if no worker thread runs and none can be started.
+        If the request succeeds, the worker thread calls `done`, and then adds the result to the answer. Raises
+        `OSError` (EAGAIN) if no worker thread runs and none can be started.
         """
         running = RunningRequest()
 

@@ -197,7 +197,7 @@ def mounted(
 
 
 def statvfs_of(path: Path) -> pyfuse3.StatvfsData:
-    """Return the `statvfs` of the filesystem of a path, which `df` shows for a mount.
+    """Return the `statvfs` of the filesystem that holds `path`; `df` shows these values for a mount.
 
     For a bucket, all counts of blocks and files are 0, because an object store reports neither a size nor a limit.
     """

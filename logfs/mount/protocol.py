@@ -89,8 +89,8 @@ class Operations(Handlers[Node]):
         `name` is the name of the handler that failed, and `arguments` are those of the call. Unless the errno is
         ENOENT, failed appends and reads are counted in the metrics. Any failed request on an `append` file counts as
         an append. A failed GETATTR, OPEN or READ counts as a read if its node is the file of a record, a file with
-        the text of a partition's records, or a directory in a partition directory. A failed LOOKUP counts as a read
-        if it looks up a name in such a directory.
+        the text of a partition's records, or a directory such as `keys/` in a partition directory. A failed LOOKUP
+        counts as a read if it looks up a name in such a directory.
         """
         number = super().failed(name, arguments, error)
         node = self._node_of(name, arguments)
@@ -169,9 +169,8 @@ class Operations(Handlers[Node]):
     async def stop_growth(self) -> None:
         """Stop telling the kernel the new sizes of those growing files whose descriptors several threads may share.
 
-        Waits at most 20 s for the worker threads that are telling one. Call this before the mount ends, while it
-        still answers requests: these threads wait in the kernel for readers, and the readers wait for answers of the
-        mount.
+        Waits at most 20 s for the worker threads that are doing so. These threads wait in the kernel for readers, and
+        the readers wait for answers of the mount. So call this while the mount still answers requests.
         """
         await self._sizes.stop()
 

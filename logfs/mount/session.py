@@ -52,7 +52,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # The most requests that are served at the same time. With pyfuse3's default of 99, 120 readers of a slow disk delayed
-# an unrelated stat for seconds. At most 384 requests have threads to wait for an object store; the others queue.
+# an unrelated stat for seconds. At most 384 of these requests have a thread that waits for an object store; further
+# ones wait for such a thread.
 _MAX_TASKS = 4000
 # The usual and the longest pause between two runs of an upkeep task.
 _UPKEEP_SECONDS = 1.0

@@ -1,8 +1,9 @@
 """Finds the threads that may share an open file, and waits until they have left the kernel's read path.
 
-FUSE reports which thread asks for attributes, but not when a read has ended. `/proc` shows whether a thread is
-runnable. In a read, the kernel never sleeps between taking a page of a file and reading the file's size. So a thread
-that is not runnable is not between these two steps.
+In a cached read, the kernel first takes a page of the file, and then reads the file's size. Between these two steps,
+the size that the kernel knows must not grow (`logfs.mount.growing_sizes`). FUSE does not report when a read has
+ended, but `/proc` shows whether a thread is runnable. The kernel never sleeps between the two steps, so a thread that
+is not runnable is not between them.
 """
 
 from __future__ import annotations

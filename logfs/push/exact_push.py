@@ -46,10 +46,11 @@ def exact_batches(reader: Reader, offset: int, end: int) -> Iterator[Sequence[Ou
 def holds_last_batch(reader: Reader, end: int, theirs: bytes) -> bool:
     """Whether the local batch with the last offset `end` - 1 equals the first batch in the bytes `theirs`.
 
-    `theirs` were fetched from the cluster, and begin with the batch that ends there before `end`. Returns False if no
+    `theirs` were fetched from the cluster; their first batch contains the offset `end` - 1 there. Returns False if no
     local batch has the last offset `end` - 1. The leader epochs are not compared.
     """
-    # Reads below the log start offset fail. If the log start offset is inside of a batch, `end` - 1 may be below it.
+    # Reads below the log start offset fail, and `end` - 1 may be below it: a push begins at the base offset of the
+    # batch that contains the log start offset.
     offset = max(end - 1, reader.log_start_offset)
     ours: Batch | None = next(iter(reader.batches(offset)), None)
     if ours is None or ours.header.next_offset != end:

@@ -39,8 +39,8 @@ def find_obstacles(
     """
     found: dict[str, tuple[int, int]] = {}
     producers = Producers()
-    # `expected` is the next offset. The first batch may begin below `offset`, so a batch need only contain
-    # `expected`.
+    # Each batch must contain the offset `expected`, but need not begin there: the first batch may begin below
+    # `offset`.
     expected, end = offset, reader.log_end_offset
     try:
         for batch in reader.batches(offset):

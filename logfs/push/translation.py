@@ -79,11 +79,12 @@ class Translation:
             yield self._built(sorted(self._pending), form)
 
     def _start(self, *, is_same: bool) -> dict[int, int]:
-        """Return for local partitions where to begin reading: at the offset after the last record that was sent.
+        """Return the offset at which to begin reading, by local partition.
 
-        This offset is at least the log start: reading begins there if no record of the partition was sent. A
-        partition is left out, and must be read from its log start, if some of its records were sent to a partition
-        with another number: several partitions in the cluster then have its records, each up to a different offset.
+        This is the offset after the last record that was sent, or the log start offset if no record was sent or the
+        log start offset is higher. A partition is left out, and must be read from its log start, if some of its
+        records were sent to a partition with another number: several partitions in the cluster then have its records,
+        each up to a different offset.
 
         `is_same` tells whether the topic has as many partitions in the cluster as in the store. If it is false, the
         result is empty.
@@ -109,8 +110,8 @@ class Translation:
     def _partition_of(self, number: int, record: Record) -> int:
         """Return the partition in the cluster for a record of the local partition `number`.
 
-        The hash of its key selects the partition. A record without a key goes to the partition `number` modulo the
-        number of partitions in the cluster.
+        The hash of the record's key selects the partition. A record without a key goes to the partition `number`
+        modulo the number of partitions in the cluster.
         """
         if record.key is None:
             return number % self._partitions

@@ -40,7 +40,8 @@ class PartitionReport(NamedTuple):
     `local_bytes` leaves out the segments that are only in an object store. `first_ms` is the timestamp of the first
     record, `last_ms` the greatest timestamp of the last batch. `expired_bytes` is the size of the segments that
     retention would delete now. `stays` says why retention keeps the oldest of the other segments; it is "" if there
-    is none. `oldest_due_ms` is the time at which that segment is old enough to be deleted, None for never or unknown.
+    are no others. `oldest_due_ms` is the time at which the oldest of the other segments is old enough to be deleted,
+    None for never or unknown.
     `retention_ms` is a duration, -1 for no limit. `counts` is None for a log that was not read.
     """
 

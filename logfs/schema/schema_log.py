@@ -112,8 +112,8 @@ class _Schemas(Replay):
 class SchemaLog:
     """A source of schemas: the topic `_schemas`. Records of the topic that hold no schema are skipped.
 
-    An id names the schema of the registry's default context. If this context has no such schema, the id names that of
-    another context, but only if a single one has it.
+    An id names the schema with this id in the registry's default context. If the default context has none, the id
+    names the schema of the only other context that has it; if several have it, the id names no schema.
     """
 
     def __init__(self, log_dir: str) -> None:

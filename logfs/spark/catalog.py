@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _METADATA = "logfs.options"
 # The name of a property that every table has. Spark passes the properties of a table among the options only at CREATE
-# TABLE, so options with this name are those of a CREATE TABLE.
+# TABLE. So if the options contain this name, they are those of a CREATE TABLE.
 _OF_A_TABLE = "provider"
 # At CREATE TABLE, Spark passes each option twice: under its own name, and under its name with this prefix.
 _OPTION = "option."

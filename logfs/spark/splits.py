@@ -194,7 +194,7 @@ def _parts(
     fail: bool,
 ) -> list[SplitPart]:
     found = planned(reader, first, end, split_bytes, records)
-    # The reader may have been refreshed meanwhile, and records deleted.
+    # Report records that were deleted while the splits were planned: they are in none of the splits.
     inside_log(name, reader, first, end, fail=fail)
     return [SplitPart(name.topic, name.partition, segment_split) for segment_split in found]
 
@@ -331,13 +331,15 @@ def _is_deleted(planned: SegmentDescriptor, gone: Gone) -> bool:
     """Whether a partition was deleted, recreated or moved away after the query was planned.
 
     `planned` is a segment of the partition, and `gone` is the error of the attempt to open its file. The directories
-    on this machine are compared with the planned ones by their inode numbers. The result is False if the directory of
-    the partition is the planned one. Otherwise, if the log directory is the planned one, the result is True if
-    another directory has the partition's name, and also if none has it, and the checkpoint of recovery points has no
-    entry for the partition.
+    on this machine are compared with the planned ones by their inode numbers. There are these cases, in this order:
 
-    Raises `NotOnHost`, with `gone` as the reason, if the log directory is another one, and if the partition may exist
-    on other machines: its directory is missing, and the checkpoint has an entry for it, or is missing or damaged.
+    - The directory of the partition is the planned one: the result is False.
+    - The log directory is not the planned one: raises `NotOnHost`, with `gone` as the reason.
+    - Another directory has the partition's name: the result is True.
+    - No directory has this name, and the checkpoint of recovery points has no entry for the partition: the result
+      is True.
+    - The checkpoint has an entry, or is missing or damaged, so the partition may exist on other machines: raises
+      `NotOnHost`, with `gone` as the reason.
     """
     directory = as_path(planned.directory)
     log_dir = directory.parent

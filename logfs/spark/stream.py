@@ -84,8 +84,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # The time (`time.monotonic`) when `latestOffset` last planned a micro-batch instead of waiting for more
         # records. maxTriggerDelay counts from this time.
         self._triggered: float | None = None
-        # Partitions that were deleted and recreated under the same name. They are in this set, and are not read,
-        # while the query's offsets still have the deleted partitions.
+        # Partitions that were deleted and recreated under the same name. Each stays in this set, and is not read,
+        # while the query's offsets still have the offset of the deleted partition.
         self._remade: set[TopicPartition] = set()
         # The partitions that were missing in the last call of `_report_gone`. `_settled_look` does not wait for them.
         self._lost: frozenset[TopicPartition] = frozenset()
@@ -189,7 +189,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 name: min(end, self._target[name]) if name in self._target else begins[name]
                 for name, end in ends.items()
             }
-        # With read_committed, the readers' end may be below the begin: that of an earlier read_uncommitted query.
+        # With read_committed, `log_end_offset` is the last stable offset. It may be below the offset in `start`,
+        # which the query has reached earlier with read_uncommitted.
         ends = {name: max(end, begins[name]) for name, end in ends.items()}
         if start is None:
             return to_json(ends, topic_ids)

@@ -356,8 +356,8 @@ def _at_time(
     name: TopicPartition, reader: Reader, timestamp: int, *, latest_if_no_match: bool
 ) -> int:
     # Kafka searches only the first segment whose largest timestamp is at or after `timestamp`. If compaction has
-    # removed the records with such timestamps there, Kafka finds nothing. So use `shown`, which searches later
-    # segments, too.
+    # removed the records with such timestamps there, Kafka finds nothing. With `shown`, logfs also searches later
+    # segments.
     found = reader.offset_for_time(max(timestamp, 0), shown=True)
     if found is not None:
         return min(found.offset, reader.log_end_offset)

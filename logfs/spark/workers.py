@@ -123,7 +123,7 @@ def freeze_loaded_objects(kind: str) -> None:
 
     `kind` is the kind of task, such as "read"; only the first call for each kind has an effect. Outside of a task the
     function does nothing. Spark collects garbage after each task, and a scan of all objects of numba takes longer
-    than reading 100 MB. Later tasks need no such scan, because the process keeps the objects of the first one.
+    than reading 100 MB. The scan would be in vain, because the process keeps these objects for later tasks.
     """
     if TaskContext.get() is not None:
         gc.collect()

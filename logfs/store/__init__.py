@@ -2,7 +2,7 @@
 
 Each folder and module imports only from those below it in this list. Only annotations may name types from above:
 
-- `admin`: requests to a store, which its mount executes or, without a mount, this process.
+- `admin`: requests to a store, executed by the store's mount or, without a mount, by this process.
 - `observe`: status, metrics and the audit of a store.
 - `store`: create, open, delete, close (Kafka's LogManager).
 - `loading`: loads the partitions in the log directories, and follows what other processes change there later.

@@ -23,7 +23,8 @@ class Checkpoints:
     def __init__(self, registry: PartitionRegistry) -> None:
         self._registry = registry
         # The moves that only the next opening of the store can finish: the target log directory and the partition, by
-        # its name. The partition leaves the registry if the log directory that it moves from has failed.
+        # the name of the partition. The partition is kept here, because it leaves the registry if the log directory
+        # from which it is moved fails.
         self.unfinished: dict[str, tuple[LogDir, Partition]] = {}
 
     def write(self) -> None:
@@ -38,12 +39,13 @@ class Checkpoints:
         errors.throw()
 
     def write_one(self, log_dir: LogDir, *coming: Partition) -> None:
-        # The last loop must use this copy, too. A partition that another thread loads meanwhile is not in `here`, so
-        # the loop must still see it as not loaded: otherwise its entries would be lost.
+        # The last loop must use this copy, too: it then keeps the entries of a partition that another thread loads
+        # meanwhile. Otherwise these entries would be lost, because the partition is not in `here`.
         loaded = dict(self._registry.partitions)
         here = [p for n, p in loaded.items() if self._registry.homes[n] is log_dir]
         here += coming
-        # Write entries also for the copies of unfinished moves: the next opening makes each copy the partition.
+        # Write entries also for the partitions that unfinished moves have copied to `log_dir`: at the next opening,
+        # the copy becomes the partition.
         here += [copy for home, copy in self.unfinished.copy().values() if home is log_dir]
         points = {partition.name: partition.recovery_point for partition in here}
         starts = {

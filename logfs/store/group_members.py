@@ -105,7 +105,8 @@ class GroupMember:
     def advance(self, partition: str, taken: int) -> None:
         """Note that the next offset to consume in a partition is `taken`.
 
-        If it is lower than before, because the log was truncated, the next `commit` does not leave it out.
+        If it is lower than before, because the log was truncated, the next `commit` commits the partition's offset
+        even if it equals the committed one.
         """
         place = self.places[partition]
         committed = place.committed if taken >= place.taken else -1

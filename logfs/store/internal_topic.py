@@ -164,8 +164,8 @@ class Replay:
         """Begin with an empty state, before the first record. `what` names the kind of records in warnings."""
         self.log = log
         self._what = what
-        # The log was read up to the offset `end`. When it was read, `_segment` was the segment with this offset, and
-        # `_generation` was the generation of the log, a number that each truncation changes.
+        # The log was read up to the offset `end`. At that time, `end` was in the segment `_segment`, and the log had
+        # the generation `_generation`, a number that each truncation changes.
         state = log.state
         self.end, self._segment = state.log_start_offset, state.segments[0]
         self._generation = state.generation

@@ -367,9 +367,9 @@ class PartitionLoader:
     def _load(self, unloaded: UnloadedPartition) -> None:
         """Load a partition, and record the outcome in the registry.
 
-        An error takes the partition offline, and is not raised. The exceptions are errors after which a later load
-        may succeed: too many open files and a `RemoteStorageError`, which are raised; a recovery that `stop` has
-        interrupted; and, in a read-only store, files that another process has removed.
+        An error takes the partition offline, and is not raised. But if a later load may succeed, the partition does
+        not go offline: after too many open files or a `RemoteStorageError`, which are raised; after a recovery that
+        `stop` has interrupted; and, in a read-only store, after another process has removed files.
         """
         log_dir, path, registry = unloaded.log_dir, unloaded.path, self._registry
         try:
@@ -466,9 +466,8 @@ class PartitionLoader:
                 is_live=log_dir.live,
             )
         elif start.is_tiered:
-            # A leased partition has no remote segments, so the load has set its log start to the first local segment.
-            # Set it back to the offset in the checkpoint, which may lie in a remote segment: the lease returns this
-            # offset.
+            # A leased partition is loaded without its remote segments, so the load has set its log start to the first
+            # local segment. Set the log start back to the offset in the checkpoint, because the lease returns it.
             with partition.lock:
                 partition.publish(
                     log_start_offset=min(start.log_start_offset, partition.log_start_offset)

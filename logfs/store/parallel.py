@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-# How often `for_each` looks whether its threads have ended, in case that a signal has taken their message.
+# How often `for_each` checks whether its threads have ended. A thread also sends a message at its end, but a signal
+# such as Ctrl-C may interrupt the receipt, and the message is then lost.
 _LOOK_SECONDS = 0.5
 
 
@@ -60,7 +61,7 @@ def for_each(
             wake.put(None)
 
     def join() -> None:
-        # A thread that begins from now on finds no item that is left.
+        # Do not wait for a thread that has not begun yet: it finds no item left, or an error, and does nothing.
         while len(ended) < len(begun):
             with suppress(Empty):
                 wake.get(timeout=_LOOK_SECONDS)
@@ -68,7 +69,7 @@ def for_each(
     try:
         with suppress(RuntimeError, MemoryError):
             for _ in range(min(threads, len(todo)) - 1):
-                # `start` of a `Thread` waits forever for a thread that dies before it runs, for lack of memory.
+                # Not `Thread.start`: if the thread dies before it runs, for lack of memory, `start` waits forever.
                 _thread.start_new_thread(help_with_run, ())
         run()
         join()

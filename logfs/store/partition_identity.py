@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 class PartitionIdentity:
-    """Distinguishes a partition from a later one with the same name, even if the later one has its topic id.
+    """Distinguishes a partition from a later one with the same name, even if both have the same topic id.
 
-    A partition stays the same when it is moved to another log directory, or deleted and restored. In a store that
+    A partition stays the same when it is moved to another log directory, or deleted and restored. In a store to which
     another process writes, the last known batch tells a moved partition from one that was created again.
     """
 
@@ -33,7 +33,7 @@ class PartitionIdentity:
         self._log_dir = log.directory.parent
         # The inode number of the directory; None if another process has removed the directory.
         self._inode: int | None = None
-        # The log end offset, and the batch below it, None if it is not known.
+        # The log end offset, and the last batch below it (None if that is not known).
         self._end = log.state.log_end_offset
         self._last: Anchor | None = None
         if isinstance(log, LivePartition):
@@ -70,7 +70,7 @@ class PartitionIdentity:
         if is_there and self._inode is not None and self._inode == now._inode:
             return True
         if not (is_there or isinstance(log, LivePartition)):
-            # In a writable store, a move keeps the object.
+            # A writable store keeps the `Log` object of a partition that it moves, so `log` is another partition.
             return False
         was_deleted = self._was_deleted(log)
         if was_deleted is not None and (was_deleted or log.config.is_compacted):
@@ -79,10 +79,10 @@ class PartitionIdentity:
         return self._goes_on_in(log) if is_there else self._may_go_on_in(log)
 
     def _was_deleted(self, log: Log) -> bool | None:
-        """Whether the former directory of this partition shows that it was deleted; False if it was moved.
+        """Whether this partition was deleted, as its former directory shows; False if it was moved.
 
-        None if the directory does not tell, as after a broker's move or deletion, or if it is gone:
-        `file.delete.delay.ms` has passed. `log` is the partition of this name now.
+        None if the directory does not show it, because a broker moved or deleted the partition, or if the directory
+        was removed after `file.delete.delay.ms`. `log` is the partition that has the name now.
         """
         disk, name = log.disk, log.name.directory
         if disk.is_remote or self._inode is None:
@@ -119,9 +119,11 @@ class PartitionIdentity:
     def _may_go_on_in(self, log: Log) -> bool:
         """Whether `log`, in another log directory, may be this partition at a later time.
 
-        True if this partition was empty, or if `log` has its last known batch. Also True if this batch may have been
-        removed meanwhile: by retention, because `log` starts at or after the known end, or because `log` is
-        compacted. If no batch is known, `log` must have the offset below the known end.
+        True in these cases:
+
+        - This partition was empty.
+        - Its last known batch may have been removed: `log` starts at or above the known end, or is compacted.
+        - `log` has this batch or, if no batch is known, reaches at least the known end.
         """
         if not self._end or log.log_start_offset >= self._end or log.config.is_compacted:
             return True
@@ -156,8 +158,8 @@ def _last_below(log: Log, offset: int) -> Anchor | None:
 def known_last_below(log: Log, offset: int) -> Anchor | None:
     """Return what `last_below` returns if it is known without a read of a file, otherwise None.
 
-    A log that another process writes knows the last batch before its end. Files that were not open cannot be read any
-    more once they are moved or deleted.
+    Only a log to which another process writes knows such a batch, the last one of the log. It is known even if the
+    files were moved or deleted, after which files that are not open cannot be read.
     """
     segment = log.state.segments[-1]
     header = segment.last_header if isinstance(segment, LiveSegment) else None

@@ -29,11 +29,11 @@ class Truncation(NamedTuple):
 
 
 class _Noted(NamedTuple):
-    """An offset that a reader has reached, and what a later log is compared with to notice a truncation below it.
+    """An offset that a reader has reached, and what was known of the log then.
 
-    `log` is the log object, and `state` and `epochs` are its state and its leader epochs when the offset was reached.
-    `cuts` is the number of entries that `Log.cuts` had then. `last` identifies the last batch below the offset, None
-    if it is unknown.
+    The log is later compared with this, to notice a truncation below the offset. `log` is the log object, and `state`
+    and `epochs` are its state and its leader epochs when the offset was reached. `cuts` is the number of entries that
+    `Log.cuts` had then. `last` identifies the last batch below the offset, None if it is unknown.
     """
 
     log: Log
@@ -56,14 +56,14 @@ class ReachedOffset:
     """
 
     def __init__(self, log: Log, offset: int) -> None:
-        # Replaced as a whole: a thread whose read was cancelled may still run beside the next one.
+        # This is only replaced as a whole: the thread of a cancelled read may still run beside that of the next read.
         self._noted = _Noted.of(log, log.state, len(log.cuts), offset)
 
     def advance(self, log: Log, offset: int) -> None:
         """Note that the reader has read the log up to `offset`.
 
-        Changes nothing if the log was truncated since the last note, or if `log` is another object than then:
-        `truncation_below` must tell first whether the reader has read what was cut off.
+        Changes nothing if the log was truncated since the last note, or if `log` is another object than in that note:
+        the next `truncation_below` needs that note, to tell whether the reader has read what was cut off.
         """
         noted, state, cuts = self._noted, log.state, len(log.cuts)
         is_looked_at = (
@@ -83,14 +83,14 @@ class ReachedOffset:
         noted, state, cuts = self._noted, log.state, len(log.cuts)
         found = _truncation(noted, log, offset)
         if found is None and state is not noted.state:
-            # All that was cut off lies above `offset`, so the reader has read none of it.
+            # What was cut off, if anything, lies at or above `offset`, so the reader has read none of it.
             self._noted = _Noted.of(log, state, cuts, offset)
         return found
 
     def is_kept(self, log: Log, offset: int) -> bool:
-        """Whether no truncation of the log below `offset` is known.
+        """Whether, as far as known, the log was not truncated below `offset` since the reader read it.
 
-        The reader has used the records below `offset`, and may have read others after them.
+        `offset` may be below the offset that the reader has reached.
         """
         return _truncation(self._noted, log, offset) is None
 

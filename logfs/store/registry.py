@@ -91,13 +91,13 @@ class PartitionRegistry:
 
     Mappings by the name of a partition: `partitions` has the loaded partitions, `unloaded` those not loaded yet,
     `offline` the errors of those that are offline, and `homes` the log directory of each partition. `deletions` has
-    the directories of deleted partitions, and the times from which they may be removed.
+    the `-delete` directories that deletions and moves leave, and the times from which they may be removed.
 
     The parts of a store (commits, retention, compaction, …) use this class, not `Store`. Any thread may read the
-    attributes. A thread must hold `lock` to change `partitions`, `offline` or `homes`, except at the end of a load. A
-    loop over one of these mappings, or over `deletions`, must use a copy: `list(homes)` or `homes.copy().items()`.
-    `list(homes.items())` is not safe: it allocates tuples, which may start the garbage collector, during which
-    another thread may run and change the mapping.
+    attributes. A thread must hold `lock` to change `partitions`, `offline` or `homes`; only `record_load` does so
+    without it. A loop over one of these mappings, or over `deletions`, must use a copy: `list(homes)` or
+    `homes.copy().items()`. `list(homes.items())` is not safe: it allocates tuples, which may start the garbage
+    collector, during which another thread may run and change the mapping.
     """
 
     settings: Settings
@@ -238,7 +238,7 @@ class PartitionRegistry:
     def topic_id(self, topic: str) -> uuid.UUID | None:
         """Return the topic id in the first readable `partition.metadata` of a topic's partitions, or None.
 
-        Partitions in log directories of the store that are not open count, too. Raises `OSError` if one of these
+        The log directories that are not open (`missing_log_dirs`) are searched, too. Raises `OSError` if one of these
         cannot be listed.
         """
         for name in self.partitions_of(topic):
@@ -257,7 +257,7 @@ class PartitionRegistry:
         return None
 
     def check_absent(self, name: str) -> None:
-        """Raise `InvalidStore` if a log directory of the store that is not open has a partition of this name."""
+        """Raise `InvalidStore` if a log directory in `missing_log_dirs` has a partition of this name."""
         for path in self.missing_log_dirs:
             if self.disk.exists(path / name):
                 raise InvalidStore(
@@ -285,7 +285,7 @@ class PartitionRegistry:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every log directory of the store is open, and the names of its partitions were read.
+        """Whether all log directories of the store are open, and the names of all their partitions were read.
 
         If not, a partition that this object does not know may be in a log directory that is not open.
         """

@@ -251,14 +251,14 @@ class Settings:
         except (LogfsError, OSError) as error:
             logger.warning("%s: old settings stay, new ones cannot be read: %s", name, error)
             return before
-        # The same object shows that the settings in force need not be computed again.
+        # Return the same object if nothing changed: callers then need not compute the settings in force again.
         return before if overrides == before else overrides
 
     def check_removable(self, topic: str) -> None:
         """Raise an error if `remove_topic` could not remove the overrides of a topic from all log directories.
 
         A topic without overrides passes. Otherwise raises `LogDirFailed` if a log directory is offline, and
-        `InvalidStore` if a log directory of the store that was not opened has a copy of the overrides.
+        `InvalidStore` if a log directory in `missing_log_dirs` has a copy of the overrides.
         """
         if self.topic_overrides(topic):
             self._check_log_dirs(_topic_file(topic))
@@ -301,7 +301,7 @@ class Settings:
         """Raise an error if a change of the settings file `name` could not update its copies in all log directories.
 
         An outdated copy could be read later. Raises `LogDirFailed` if a log directory is offline, and `InvalidStore`
-        if a log directory of the store that was not opened has a copy.
+        if a log directory in `missing_log_dirs` has a copy.
         """
         for disk, _ in self._all_log_dirs:
             if disk.failure is not None:
@@ -395,7 +395,7 @@ def _changed(
 ) -> Mapping[str, str]:
     """Return `overrides` with `changes` applied, in canonical form; None or a blank text removes an override.
 
-    `setting` returns the `Setting` with a name. Raises `InvalidSetting` for an unknown name or an invalid value.
+    `setting` returns the `Setting` for a name. Raises `InvalidSetting` for an unknown name or an invalid value.
     """
     changed = dict(overrides)
     for name, text in changes.items():

@@ -142,7 +142,7 @@ class Commits:
             return self._commit(writer, sequence, files)
 
     def _check_open(self, writer: str) -> None:
-        """Raise `InvalidStore` if a log directory of the store that was not opened has commits of `writer`."""
+        """Raise `InvalidStore` if a log directory in the registry's `missing_log_dirs` has commits of `writer`."""
         for path in self._registry.missing_log_dirs:
             if writer in read_commits(self._registry.disk, path).writers:
                 raise InvalidStore(
@@ -356,9 +356,13 @@ class Commits:
         """Whether the partition to which a decided commit appends `part` still exists. If not, a warning is logged.
 
         Also False if another program has deleted the partition and created a new one with its name. The partition
-        counts as new if `part` is not done, none of the staged files of `part` is in the partition, and the log ends
-        below the place of `part` or the part has no place (`NO_PLACE`). Raises `CommitPending` if the partition is
-        not loaded, or if its log directory was not opened.
+        counts as new if all of these hold:
+
+        - `part` is not done;
+        - none of the staged files of `part` is in the partition;
+        - `part` has no place (`NO_PLACE`), or the log ends below its place.
+
+        Raises `CommitPending` if the partition is not loaded, or if its log directory was not opened.
         """
         name = part.partition
         partition = self._registry.find(name)
@@ -399,8 +403,8 @@ class Commits:
             return
         self._registry.disk.check_may_block()
         with self._lock:
-            # If a failed write may have left batches of the commit in the log, it has marked the partition as failed.
-            # In this case `check_changeable` raises the partition's error, so the place is kept.
+            # A failed write, which may have left batches of the commit in the log, has marked the partition as
+            # failed. In this case `check_changeable` raises the partition's error, so the place is kept.
             self._registry.writable(name).check_changeable()
             self._change_parts(name, lambda part: replace(part, base_offset=NO_PLACE))
 
@@ -420,10 +424,11 @@ class Commits:
             self._change_parts(name, lambda part: replace(part, done=True))
 
     def _check_log_dir_open(self, home: LogDir, part: CommitPart) -> None:
-        """Raise `CommitPending` if the partition of `part` may be in a log directory that was not opened or not read.
+        """Raise `CommitPending` if the log directory that had the partition of `part` is not open here.
 
-        This is the log directory that the partition was in when the commit was decided: it is not open, or the names
-        of its partitions have not been read. `home` is the log directory whose commit file records the commit.
+        This is the log directory in which the partition was when the commit was decided. It also counts as not open
+        if the names of its partitions were not read. `home` is the log directory with the commit file that records
+        the commit.
         """
         known = [str(log_dir.path) for log_dir in self._registry.log_dirs if log_dir.is_known]
         if part.log_dir and part.log_dir not in known:
@@ -447,15 +452,17 @@ class Commits:
         """Compare a partition's log with the commits that are decided but not done, and make them agree.
 
         Returns whether files of the partition may have been changed. The caller must do this before it loads the
-        partition, whose directory in `log_dir` is `directory`. Each such commit for the partition has a part
-        (`CommitPart`) with a place: the offset and the position in the log at which the batches of the part begin.
-        For each part, the cases are:
+        partition, whose directory in `log_dir` is `directory`. Each such commit has a part (`CommitPart`) for the
+        partition. The place of a part is the offset and the position in the log at which its batches begin. These are
+        the cases for each part:
 
-        - The log has all batches of the part, or had them, because the log start or the cleaner offset is above the
-          part's place: the part is recorded as done.
+        - The log has all batches of the part: the part is recorded as done.
+        - The log start or the cleaner offset is above the part's place, so the log has had the batches: the part is
+          recorded as done.
         - A crash has left only some of the batches, at the end of the log: they are cut off.
-        - Batches of another writer are after the part's place: nothing is cut off, and the part records how many of
-          its own batches the log has.
+        - Batches of another writer are at or after the part's place: nothing is cut off, and the part records how
+          many of its own batches the log has.
+        - The part has no place (`NO_PLACE`): nothing is changed.
 
         No lock is needed: an opening loads the partitions of decided commits before all others, one by one.
         """

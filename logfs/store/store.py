@@ -373,7 +373,7 @@ class Store:
                 loaded.epochs.assign(LEADER_EPOCH, 0)
             disk.sync_directory(path)
         except BaseException:
-            # Rename the directory first, which needs no file descriptor. If the removal then fails, the next opening
+            # Rename the directory first: this needs no file descriptor. If the removal then fails, the next opening
             # of the store removes the directory.
             doomed = path.with_name(names.deleted_directory(name, uuid.uuid4().hex))
             with suppress(LogfsError, OSError):
@@ -444,9 +444,9 @@ class Store:
     def truncate(self, name: str, offset: int, *, mirror_of: str | None = None) -> bool:
         """Remove the records of a partition at or above an offset irrevocably; return whether anything changed.
 
-        Only the process that mirrors a cluster may truncate a mirrored topic: it must give the topic's
-        `logfs.mirror.source` as `mirror_of`. Raises `NotWritable`, and `OffsetOutOfRange` for a negative
-        offset, and for one whose record is only in the object store.
+        A batch that straddles `offset` is removed whole. Only the process that mirrors a cluster may truncate a
+        mirrored topic: it must give the topic's `logfs.mirror.source` as `mirror_of`. Raises `NotWritable`, and
+        `OffsetOutOfRange` for a negative offset, and for one whose record is only in the object store.
         """
         if offset < 0:
             raise OffsetOutOfRange(f"{name}: cannot truncate at offset {offset}: give 0 or more")
@@ -457,7 +457,7 @@ class Store:
             self.commits.clear_place(name)
             if offset < partition.recovery_point:
                 # Lower the recovery point first: otherwise recovery after a crash would report the removed records
-                # as lost. These include all records of the batch that holds `offset`.
+                # as lost. The batch that holds `offset` is removed whole, so the new log end may be below `offset`.
                 end = partition.state.segments_from(offset)[0].end_before(offset).next_offset
                 partition.flusher.lower_recovery_point(min(offset, end))
                 self.checkpoints.write_one(self.registry.homes[name])
@@ -568,7 +568,7 @@ class Store:
                 if log_dir.has_changed() or self.registry.loader.may_work_now(log_dir)
             ]
             if changed:
-                # A changed settings file has another inode, which changes the mtime of the log directory.
+                # The settings may have changed, too: a change replaces a file, and so changes the directory's mtime.
                 self.settings.reread()
                 self.registry.loader.refresh(changed)
                 self.registry.find_missing_log_dirs()

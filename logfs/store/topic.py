@@ -89,7 +89,8 @@ class Topic:
         Raises the errors of `missing`, `Store.create` and `Settings.change_topic`.
         """
         store, missing = self._store, self.missing(partitions)
-        # Check this before the settings are changed: retention would follow them at once in a mirrored topic.
+        # Check this before the settings are changed: in a mirrored topic, which this refuses, retention would apply
+        # the new settings at once.
         store.check_creatable(missing[0])
         with store.settings.changing(self.name, settings or {}):
             return [store.create(name) for name in reversed(missing)][::-1]

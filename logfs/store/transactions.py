@@ -237,13 +237,13 @@ class Transactions:
         """
         with self._registry.disk.hold(self._lock):
             if log.config.logfs_mirror_source or not log.producers.open_transactions():
-                # Markers in a mirror come from its cluster.
+                # The markers of a mirrored topic come from the mirrored cluster.
                 return
             by_producer = {state.producer_id: state for state in self._states().values()}
             for producer_id in log.producers.open_transactions():
                 state = by_producer.get(producer_id)
                 if state is None or log.name in state.partitions:
-                    # A broker's producer of an unknown state, or a transaction that has not ended.
+                    # Leave this transaction open: its state is unknown (a broker's producer), or it has not ended.
                     continue
                 _write_marker(log, producer_id, log.producers[producer_id].epoch, commit=False)
             log.flush()
@@ -308,7 +308,7 @@ class Transactions:
                 TransactionStatus.PREPARE_COMMIT if commit else TransactionStatus.PREPARE_ABORT
             )
             state = transaction.state = self._write(state, decided, durable=True)
-        # It has ended, also if a marker cannot be written: only `finish` may continue it, in the same way.
+        # The transaction has ended, even if a marker cannot be written below: `finish` then writes the missing ones.
         del self._running[state.transactional_id]
         transaction.is_ended = True
         if state.partitions:

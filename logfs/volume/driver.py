@@ -186,10 +186,10 @@ class VolumeDriver:
             self._end_unused(volume.options)
 
     def _end_unused(self, options: VolumeOptions) -> None:
-        """Unmount a log directory if no id uses this mount of it.
+        """Unmount the read-only or the writable mount of a log directory, if no id uses this mount.
 
-        `options.logdir` is the log directory. It may have a read-only and a writable mount; `options.ro` says which
-        of them to unmount. The caller must hold the lock of the log directory.
+        `options.logdir` is the log directory, and `options.ro` says which of the two mounts. The caller must hold the
+        lock of the log directory.
         """
         with self._lock:
             used = [

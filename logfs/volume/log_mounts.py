@@ -125,8 +125,8 @@ class LogMounts:
     def _run(words: list[str]) -> bool:
         """Run `logfs` with the arguments `words`. Return True if `umount` has left the filesystem mounted elsewhere.
 
-        For example, a container that is starting has copies of all mounts. A mount that stays there is logged, and is
-        no failure. If the command fails, raises `InvalidStore` with the last line of its standard error.
+        For example, a container that is starting has copies of all mounts. Such a copy is logged, but is no failure.
+        If the command fails, raises `InvalidStore` with the last line of its standard error.
         """
         environment = {name: value for name, value in os.environ.items() if name != _MANAGER}
         done = subprocess.run(

@@ -61,7 +61,7 @@ class VolumeServer(ThreadingMixIn, UnixStreamServer):
             try:
                 other.connect(str(path))
             except ConnectionRefusedError:
-                # `connect` is refused by other files, too.
+                # A file that is not a socket refuses the connection, too.
                 if not path.is_socket():
                     raise InvalidStore(f"{path}: is not a socket; give another --socket") from None
                 path.unlink()

@@ -95,9 +95,9 @@ class LogFile:
 def _legacy_header(head: memoryview) -> Header:
     """Return the header of a message of magic 0 or 1 in the form of a batch header, with a record count of 1.
 
-    `head` has the first bytes of the message; a batch header's length is enough. The base offset in the result is the
-    offset in the message's header. If the message is a wrapper, which has compressed messages in its value, that is
-    the offset of the last compressed message.
+    `head` has the first bytes of the message; as many as a batch header has are enough. The base offset in the result
+    is the offset in the message's header. In a wrapper, a message with compressed messages in its value, this is the
+    offset of the last compressed message.
     """
     offset, length, crc, magic, attributes = MESSAGE.unpack_from(head)
     timestamp = NO_TIMESTAMP

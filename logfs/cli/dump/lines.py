@@ -42,8 +42,7 @@ class Lines:
     def add(self, fields: Mapping[str, Any], mark: str = "") -> None:
         """Add fields, by name, to the current line.
 
-        In the text output, a line whose first fields these are begins with the text `mark`, such as "| ". The JSON
-        output has no marks.
+        If the line is still empty, `mark`, such as "| ", is written before the fields. The JSON output has no marks.
         """
         if self.json:
             self._fields |= fields

@@ -1,7 +1,7 @@
 """numpy as `np`, imported when it is first used.
 
 Importing numpy takes longer than all other work of a short command such as `logfs tail -n 1`, which uses no array. So
-the modules that such a command imports have this `np`. Compiled kernels need numpy itself.
+the modules that such a command imports use this `np`. Compiled kernels need numpy itself.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ __all__ = ["np"]
 
 
 class _LazyModule:
-    """The attributes of a module, which is imported when the first of them is used."""
+    """A stand-in for a module. The module is imported when one of its attributes is first used."""
 
     def __init__(self, name: str) -> None:
         self._name = name

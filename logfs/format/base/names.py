@@ -43,12 +43,12 @@ SWAP = ".swap"
 
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
-# The number of digits in the name of a segment file, and the most characters in the names of a topic and a file.
+# The number of digits in a segment file's name, the most characters in a topic's name, and those in a file's name.
 STEM_DIGITS = 20
 TOPIC_LENGTH = 249
 FILE_NAME_LENGTH = 255
 
-# Group 2 of STEM has no leading zeros and at most 19 digits, so `int` gets a short text, however long the name is.
+# Group 2 of STEM has no leading zeros and at most 19 digits, because `int` refuses text of more than 4300 digits.
 STEM = re.compile(r"([+-]?)0*([0-9]{1,19})")
 PARTITION = re.compile(r"0|[1-9][0-9]{0,9}")
 NOT_IN_TOPIC = re.compile(r"[^a-zA-Z0-9._-]")
@@ -138,8 +138,9 @@ def check_partition(number: int) -> None:
 def parse_directory(name: str) -> TopicPartition:
     """Return the partition whose directory is called `name`. The name is split at the last dash.
 
-    Raises `InvalidName` for any other name. Unlike in Kafka, the number must be in ASCII digits, without a sign or
-    leading zeros. Otherwise `orders-1`, `orders-01` and `orders-+1` would all be directories of one partition.
+    Raises `InvalidName` unless `name` is the directory name of a partition in use, such as `orders-0`. Unlike in
+    Kafka, the number must be in ASCII digits, without a sign or leading zeros. Otherwise `orders-1`, `orders-01` and
+    `orders-+1` would all be directories of one partition.
     """
     topic, dash, number = name.rpartition("-")
     if not dash:

@@ -20,7 +20,7 @@ def encode(value: int) -> bytes:
 
 
 def encode_unsigned(value: int) -> bytes:
-    """Return a non-negative number as an unsigned varint, without zigzag, as in Kafka's generated messages."""
+    """Return a non-negative number as an unsigned varint, without zigzag, as in Kafka's flexible messages."""
     if value < 128:
         return _ONE_BYTE[value]
     out = bytearray()

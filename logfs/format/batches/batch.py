@@ -180,7 +180,7 @@ def parse_header(data: bytes | memoryview | bytearray, position: int = 0) -> Hea
 class Batch:
     """One batch as it lies in a log: its parsed header, and all of its bytes, header included.
 
-    `parse` checks only that the buffer has as many bytes as the header says. `check` verifies the magic and the CRC.
+    `parse` checks only the length in the header. `check` verifies the magic and the CRC.
     """
 
     header: Header
@@ -379,9 +379,9 @@ class Batch:
     def first_at(self, timestamp: int, offset: int) -> tuple[int, int] | None:
         """Return (offset, timestamp) of the first record at or after `offset` with a timestamp >= `timestamp`.
 
-        Returns None if the batch has no such record. Timestamps are in ms. If the fields of the header suggest that
-        the batch's first record is the result, only this record is decoded. It is returned if its own timestamp is
-        high enough. Otherwise all records are decoded. Raises `Corrupt` if a decoded record is malformed.
+        Returns None if the batch has no such record. Timestamps are in ms. If the header suggests that the batch's
+        first record is the result, this record is decoded first, and is returned if its own timestamp is high enough.
+        In all other cases all records are decoded. Raises `Corrupt` if a decoded record is malformed.
         """
         from logfs.format.batches import columns
 

@@ -116,7 +116,7 @@ _ROW_FIELDS = (
 _DTYPES = {
     name: "int32" if name.endswith(("lengths", "counts")) else "int64" for name in _ROW_FIELDS
 } | {"timestamp_types": "int8"}
-# By value; -1 is the last index.
+# The timestamp types, indexed by their values: the value -1 of NO_TIMESTAMP_TYPE is the index of the last item.
 _TYPES = (
     TimestampType.CREATE_TIME,
     TimestampType.LOG_APPEND_TIME,

@@ -197,8 +197,8 @@ def _decompress_streams(
     """Decompress the streams in `view`, one after another, into `output`.
 
     `open_stream` returns the decompressor for the next stream. The input is read in steps of `step_bytes`.
-    `read(stream, step)` returns the decompressed bytes of a step. If these are more than `output.room`, the first
-    `output.room` + 1 of them suffice, because the limit is then exceeded. It raises `error` if the step is malformed.
+    `read(stream, step)` returns the decompressed bytes of a step, and raises `error` if the step is malformed. It may
+    return only the first `output.room` + 1 of the bytes, because these already exceed the limit.
 
     Small steps bound the memory: zstd's decompressor always returns the whole output of a step, and if a stream ends
     inside a step, `unused_data` is a copy of the rest of the step. Raises `Corrupt` if a stream is malformed or
@@ -419,7 +419,7 @@ def _after_snappy_header(view: memoryview, position: int, output: _Output) -> in
 def _snappy_length(block: memoryview, output: _Output) -> int:
     """Return the uncompressed length of a raw Snappy block: the varint of at most five bytes at its beginning.
 
-    Raises `Corrupt` if the varint is not valid; `output` makes the error.
+    Raises `Corrupt`, made by `output.malformed`, if the varint is not valid.
     """
     try:
         return decode_unsigned(block, 0)[0]

@@ -160,7 +160,7 @@ def _numbers(values: np.ndarray, kind: pa.DataType | None = None) -> pa.Array:
 
 
 def _timestamps(times_ms: np.ndarray, kind: pa.DataType) -> pa.Array:
-    """Return times as an Arrow array of the type `kind`. A time that exceeds an int64 in its unit becomes null."""
+    """Return times as an Arrow array of the type `kind`. A time that does not fit the type becomes null."""
     factor = _PER_MS[kind.unit]
     fits = (times_ms >= FIRST_MS) & (times_ms <= LAST_MS)
     if factor == 1 or fits.all():

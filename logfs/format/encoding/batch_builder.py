@@ -126,9 +126,9 @@ class NewBatch:
 class Built:
     """The result of building batches: the batches, how much of the input they hold, and the error that stopped it.
 
-    `of_lines` is true if the input was lines, and false if it was records. `consumed` counts the bytes of the lines
-    with their newlines, or the records. `refused` is the error for the first line or record that is in no batch; it
-    is None if the batches hold the whole input.
+    `of_lines` is true if the input was lines, and false if it was records. `consumed` is the number of bytes of the
+    lines in the batches, newlines included, or the number of records. `refused` is the error for the first line or
+    record that is in no batch; it is None if the batches hold the whole input.
     """
 
     batches: list[NewBatch]

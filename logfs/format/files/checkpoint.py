@@ -24,7 +24,7 @@ VERSION = 0
 # are not used here.
 LINE_END = re.compile(r"\r\n|\r|\n")
 BLANKS = re.compile(r"[ \t\v\f]+")
-# A decimal number. Group 1 is the number without leading zeros, so `int` gets a short text.
+# A decimal number. Group 1 has no leading zeros, because `int` refuses text of more than 4300 digits.
 NUMBER = re.compile(r"0*([0-9]{1,19})")
 # Zero bytes to search for in a file: a crash during a write can leave very many, and a valid file has none.
 _HOLE = bytes(64)

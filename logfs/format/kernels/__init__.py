@@ -1,6 +1,6 @@
 """Kernels: loops over bytes, which numba compiles and which run without the GIL. Only this folder imports numba.
 
-- `kernel`: the decorator that compiles a loop.
+- `kernel`: the decorators that compile a loop.
 - `json_kernels`: measure and write numbers and strings of JSON.
 - `batch_kernels`: scan, decode, render and encode batches and their records.
 - `text_kernels`: measure records as text, and write them as envelopes or by a format string.

@@ -603,10 +603,10 @@ def scan_batches(data: Bytes, first_offset: int, gaps: bool, rows: Int64s) -> tu
       next offset exceeds an int64.
     - Its base offset is not the expected one: `first_offset` for the first batch, then the offset after the batch
       before. With `gaps` the base offset may also be higher.
-    - Its number of records differs from its number of offsets, and the bytes after it do not show that it has all of
-      these offsets: they are fewer than a header, or the base offset in them is below the next offset of the batch.
-      For example, the batch has 3 records and the offsets 5 to 9, and the next batch begins at 8. The caller must
-      check which offsets belong to the batch. If no bytes follow the batch, it is accepted.
+    - Its number of records differs from its number of offsets, and the bytes after it are fewer than a header or
+      begin with a base offset below its next offset. For example, the batch has 3 records and the offsets 5 to 9, and
+      the next batch begins at 8. The caller must then check which offsets belong to the batch. A batch at the end of
+      `data` is accepted.
     """
     count = 0
     position = 0

@@ -221,9 +221,9 @@ def _record_size(
 def _line_length(data: Bytes, position: int) -> tuple[int, int, int, int]:
     """Return (start of the value, its length, timestamp delta, offset delta) of a short record with only a value.
 
-    The length is -1 if the record has a key, a null value, headers or a varint longer than two bytes. The caller must
-    check that the byte after the value, which is the number of headers, is 0. Reads only the 16 bytes from `position`
-    on.
+    The length is -1 if the record has a key, a null value, a varint longer than two bytes, or not exactly one byte
+    after the value. The caller must check that this byte, the number of headers, is 0. Reads only the 16 bytes from
+    `position` on.
     """
     body, size = short_varint(data[np.uint64(position)], data[np.uint64(position + 1)])
     at = position + size
@@ -443,8 +443,8 @@ def _put_fields(out: Bytes, position: int, data: Bytes, at: int, end: int) -> in
     """Write the rest of a record's envelope, after `"key":`, to `out` from `position` on.
 
     data[at:end] is the record without the bytes before its key's length. Returns the position in `out` after the
-    envelope. Returns BAD_LENGTH if `at` is negative, if the record is malformed, or if `out` has too little room.
-    `out` has enough room if the rest of the envelope and ENVELOPE_ROOM more bytes fit.
+    envelope. Returns BAD_LENGTH if the record is malformed, if `at` is an error code of `_record_head`, or if `out`
+    has too little room. `out` has enough room if the rest of the envelope and ENVELOPE_ROOM more bytes fit.
     """
     if at < 0:
         return BAD_LENGTH
@@ -533,9 +533,9 @@ def render_envelopes(
     """Write the envelope line of each record of several batches to `out` from `written` on.
 
     A row of `spans` is (start, end, record count, base offset, base timestamp) of a batch's uncompressed records in
-    `data`; with `has_one_time` its last number is the timestamp of all records of the batch. `prefix` is the
-    beginning of every line, up to the digits of the offset. `timestamp_type` is the label of the records' timestamp
-    type, such as `CreateTime`.
+    `data`. With `has_one_time`, the last number of a row is the timestamp of all records of the batch. `prefix` is
+    the beginning of every line, up to the digits of the offset. `timestamp_type` is the label of the records'
+    timestamp type, such as `CreateTime`.
 
     Returns the position after the last line. Returns BAD_LENGTH if a record is malformed, if the records do not end
     where their span ends, or if `out` has no room for the lines and ENVELOPE_ROOM more bytes.

@@ -173,7 +173,7 @@ def _string(data: Bytes, position: int, out: Bytes, written: int) -> tuple[int, 
             if byte == 0:
                 if data[position + 1] != _LOWER_U or position + 5 >= len(data):
                     return written, _BAD
-                # In canonical text, \u is followed by 00 and the two hex digits of a control character.
+                # Canonical text has \u00XX only for control characters, but any ASCII character is accepted here.
                 high, low = _HEX[data[position + 4]], _HEX[data[position + 5]]
                 if data[position + 2] != _ZERO or data[position + 3] != _ZERO:
                     return written, _BAD

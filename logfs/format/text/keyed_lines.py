@@ -59,7 +59,7 @@ class KeyedLines:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether `flush` can end a record now: complete lines of it are kept, and no unfinished line."""
+        """Whether the input so far ends with a complete line whose record has not ended, so `flush` can end it."""
         return bool(self._lines) and not self._unfinished
 
     def write(self, data: bytes) -> bytes:

@@ -67,7 +67,7 @@ def aiven_key(segment: SegmentKey, suffix: str, prefix: str = "") -> str:
 
 
 def aiven_directory(partition: RemotePartition, prefix: str = "") -> str:
-    """Return what the names of a partition's objects begin with in the layout of Aiven's plugin; it ends in `/`."""
+    """Return the common beginning of the names of a partition's objects in the layout of Aiven's plugin."""
     topic = f"{partition.topic}-{uuid_to_text(partition.topic_id)}"
     return f"{prefix}{topic}/{partition.partition}/"
 

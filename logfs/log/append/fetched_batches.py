@@ -43,8 +43,8 @@ def append_fetched(
 
     If offsets are missing before a batch, as after compaction, `note_gap` is called before the batch is appended. It
     must add the partition to the cleaner checkpoint: otherwise the next load of the partition takes the missing
-    offsets for damage. `source` is the value that the topic's setting `logfs.mirror.source` must have, "" if it is
-    not set. If the setting has another value, raises `NotWritable`.
+    offsets for damage. `source` is the value that the topic's setting `logfs.mirror.source` must have, "" for
+    a setting that is not set. If the setting has another value, raises `NotWritable`.
 
     Raises `Corrupt` for bytes that are not a valid batch. A batch that begins before the log end and ends after it is
     appended if this log is empty; otherwise the two logs differ, and `Corrupt` is raised. Raises `OSError` if the

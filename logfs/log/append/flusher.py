@@ -49,8 +49,8 @@ class Flusher:
         """Whether at least `flush.messages` records are not flushed, or the last 16 segments have no durable record.
 
         Also True if a sealed segment is not flushed while the unflushed sealed segments of all partitions use more
-        than half of the file descriptors that sealed segments may have open. The value of `flush.messages` is that at
-        the last append or, if nothing was appended since the partition was opened, that at the opening.
+        than half of the file descriptors that sealed segments may have open. `flush.messages` has the value that it
+        had at the last append or, if nothing was appended since the partition was opened, at the opening.
         """
         state, point = self._log.state, self.recovery_point
         segments = state.segments

@@ -20,14 +20,14 @@ _PART_BYTES = (1 << 20) - 4096
 class LineFramer:
     """Splits the writes of one file handle, of any size, into lines and appends the lines.
 
-    `carry` is the beginning of a line whose newline has not arrived yet. `skipped` is the error of a line that was
-    refused before its newline arrived, or None. The next writes contain the rest of this line. A write without bytes
-    of a further line is refused with the same error. Otherwise the write is consumed up to the newline of the refused
-    line, and nothing is appended; the program then writes the bytes after this newline again.
+    `carry` is the beginning of a line whose newline has not arrived yet. If a line is refused before its newline has
+    arrived, `skipped` becomes the error, and the next writes up to that newline are taken as the rest of the line. A
+    write in which nothing follows the newline, or which has no newline, is refused with the same error. If bytes
+    follow, the write is consumed up to the newline without an append, and the program writes the other bytes again.
 
     The kernel divides a write(2) of about 1 MiB or more into parts. If the first part is refused, write(2) fails, and
-    the kernel does not send the other parts. The newline of the refused line may be in a part that was not sent.
-    Therefore `skipped` is None afterwards: the next write(2) begins a new line.
+    the kernel does not send the other parts. The newline of the refused line may be in one of these parts, and would
+    never arrive. `skipped` is therefore None after such a refusal, and the next write(2) begins a new line.
 
     If a later part is refused, write(2) returns the size of the parts before it, and the program writes the rest
     again, perhaps in smaller pieces. `refused_rest` are the bytes of the refused line that are in the refused part.
@@ -136,10 +136,10 @@ class LineFramer:
         return self._nothing_appended(0, refused)
 
     def _skip(self, data: bytes) -> AppendResult:
-        """Consume `data` up to the newline of the refused line (`skipped`). If nothing follows it, refuse `data`.
+        """Consume `data` up to the newline of the refused line (`skipped`), if more bytes follow; else refuse `data`.
 
-        `data` is also refused if it has no newline. `skipped` becomes None at the newline, and if `data` is a large
-        part of a divided write(2), because the kernel then sends no further part.
+        `skipped` becomes None at the newline. It also becomes None if `data` is a large part of a divided write(2):
+        the kernel then sends no further part.
         """
         reason, end = self.skipped, data.find(b"\n") + 1
         if end or len(data) >= _PART_BYTES:

@@ -58,7 +58,8 @@ if TYPE_CHECKING:
 _extent = attrgetter("base_offset", "next_offset", "size_bytes")
 # A read that finds a file shorter than expected, such as an index that was cut, is repeated this many times.
 _REBUILDS = 3
-# The leader epoch of a log without a broker. It is constant, so that a flipped bit in it is detected.
+# The first leader epoch of a log, because no broker assigns one. The CRC of a batch does not cover its leader epoch,
+# so an audit compares it with the epoch file.
 LEADER_EPOCH = 0
 
 
@@ -70,8 +71,8 @@ class Partition(Log):
     are ms since the epoch, from the `clock` that the store was given (rule 5).
     """
 
-    # A store may have 10,000 partitions, and an object with more than 30 attributes of its own takes 1.4 KB more. The
-    # class therefore has the attributes that keep their default in a partition to which nothing is appended.
+    # These are class attributes until the first append. A store may have 10,000 partitions, and an object with more
+    # than 30 attributes of its own takes 1.4 KB more.
     appended_ms: int | None = None
     _format: tuple[LogConfig, BatchFormat, int] | None = None
 

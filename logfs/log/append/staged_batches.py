@@ -275,8 +275,8 @@ class StagedAppend:
         """
         run = self._runs[-1]
         if run.segment is self.partition.active:
-            # The active segment is empty, and readers must see nothing in it before all later segments are written:
-            # use a copy of the segment object.
+            # Seal a copy of the segment object. Readers have the original, which is empty, and must see nothing in it
+            # before all later segments are written.
             run.segment = run.segment.detached()
         self._complete()
         run.segment.seal(next_base)
@@ -373,8 +373,8 @@ def assign_place(
 def reconcile(disk: Disk, directory: Path, part: CommitPart) -> tuple[CommitPart, bool]:
     """Compare `part`, the part of a commit for one partition, with the .log files of the partition.
 
-    Returns an updated part, and whether the caller is to write its batches at the place that was assigned to it. The
-    first of these cases that applies decides:
+    Returns an updated part, and whether the caller must write the batches of the part at the part's place. The first
+    of these cases that applies decides:
 
     - All batches of the part are in the log, or the log now begins above the place: returns the part with `done` set,
       and False.

@@ -98,8 +98,8 @@ class TopicLineFramer(LineFramer):
             # Append up to the end of the line that fills the partitioner's batch.
             end = lines.find(b"\n", position + self._partitioner.left - 1) + 1 or len(lines)
             if end < len(lines):
-                # Later lines go to another partition. Raise `WouldBlock` before anything is appended, because the
-                # caller then repeats the whole call.
+                # Later lines go to another partition, whose append may raise `WouldBlock`. Raise it here, before
+                # any line is appended: the caller repeats the whole call, and would append the first lines twice.
                 self.partition.check_may_block()
             try:
                 done = self.partition.append_lines(lines[position:end])
@@ -128,8 +128,8 @@ class TopicEnvelopeFramer(TopicLineFramer, EnvelopeFramer):
 
     def append(self, lines: bytes) -> AppendResult:
         if lines.find(b"\n") + 1 < len(lines):
-            # Records may go to several partitions. Raise `WouldBlock` before anything is appended, because the caller
-            # then repeats the whole call.
+            # Records may go to several partitions, and each append may raise `WouldBlock`. Raise it here, before any
+            # record is appended: the caller repeats the whole call, and would append the first records twice.
             self.partition.check_may_block()
         # Count bytes in a copy, so that a call that is repeated after `WouldBlock` does not count them twice.
         partitioner = copy(self._partitioner)

@@ -248,8 +248,8 @@ def groups(
     """Yield groups of adjacent segments. Compaction makes one segment of each group (kafka-storage 8.4).
 
     If a group has several segments, the sums of the sizes of their .log files and of their indexes are within the
-    limits in `config`, and one segment can have all their offsets. A segment's offsets end at the next base offset,
-    those of the last segment at `first_uncleanable`, which is at or after its end.
+    limits in `config`, and all their offsets fit in one segment, relative to its base offset. The offsets of a
+    segment are taken to end at the next base offset, and those of the last segment at `first_uncleanable`.
     """
     limits = (config.segment_bytes, config.segment_index_bytes, config.segment_index_bytes)
     ends = [segment.base_offset for segment in segments[1:]] + [first_uncleanable][: len(segments)]

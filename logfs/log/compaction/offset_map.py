@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SLOT_BYTES = 24
 
-# The argument `null_bit` of `put_keys` by which the kernel does not look at the values.
+# As the argument `null_bit` of the kernel `put_keys`: the kernel then does not look at the values.
 _VALUES_UNREAD = np.uint64(0)
 
 

@@ -69,7 +69,7 @@ def as_path(word: str | os.PathLike[str]) -> Path:
     return Path(word)
 
 
-# Cached, because each use of a file's path needs the path of the directory: a lookup costs less than a new object.
+# Cached, because `NamedFile.path` asks for the same directory at each use: a lookup costs less than a new object.
 @functools.lru_cache(maxsize=1 << 12)
 def _of_text(text: str) -> Path:
     if _URL.match(text):

@@ -48,8 +48,8 @@ class CheckedDisk(Disk):
     def __init__(self, disk: Disk, log_dir: Path, failed: Callable[[], object]) -> None:
         """Wrap `disk`, which holds the log directory `log_dir`.
 
-        `failed` is called at the first storage error, by the thread that met it, which may hold locks at that moment.
-        `disown` calls it too.
+        `failed` is called at the first storage error, and by `disown`. The thread that meets a storage error may hold
+        locks when it calls `failed`.
         """
         super().__init__()
         self.disk = disk

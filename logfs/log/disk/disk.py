@@ -44,7 +44,7 @@ TEMPORARY = ".tmp"
 # The modes of new files and directories: no access for other users, as Debian does for logs.
 DIRECTORY_MODE = 0o750
 FILE_MODE = 0o640
-# The mode of other files, which are made for the users of the machine. The umask is subtracted from both.
+# The mode of new files outside log directories, such as reports. The umask is subtracted from all three modes.
 USUAL_MODE = 0o666
 
 # The maximum size in bytes of a file that is read as a whole. A checkpoint of a million partitions is smaller; a
@@ -337,10 +337,9 @@ class Disk:
         return False
 
     def is_cut(self, file: File) -> bool:
-        """Whether a remote .log file is shown only in part, because the next segment has the offsets of the rest.
+        """Whether only the beginning of a remote .log file is shown: the next segment has the offsets of the rest.
 
-        The method `size` then returns the size of the part that is shown, the beginning of the file. Always False for
-        a local file.
+        The method `size` then returns the size of this beginning. Always False for a local file.
         """
         return False
 
@@ -531,10 +530,10 @@ class Disk:
     def ensure_file(self, path: Path, data: bytes, *, sync: bool) -> None:
         """Replace a small file, as `put_file` does, but only if its content differs from `data`.
 
-        With `sync`, the file is synced even if its content is `data` already. When recovery writes files again after
-        a kill, most of them are unchanged, and a read costs far less than a rename. Without `sync`, the file is
-        overwritten in place if the disk is full (ENOSPC). If the process is killed meanwhile, the file may have new
-        bytes followed by old bytes.
+        When recovery writes files again after a kill, most of them are unchanged, and a read costs far less than a
+        rename. With `sync`, the file is synced even if its content is `data` already. Without `sync`, the file is
+        overwritten in place if the disk is full (ENOSPC). If the process is killed during this, the file may have
+        new bytes followed by old bytes.
         """
         if self._holds(path, data, sync=sync):
             return

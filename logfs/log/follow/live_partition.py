@@ -125,7 +125,7 @@ def _make_segments(
     bases = list(listing)
     segments = []
     is_sure = False
-    # Go backwards: a truncation drops all later segments, so all segments before an unchanged one are unchanged, too.
+    # Go backwards: a truncation drops all later segments. So if a segment was not cut, no segment before it was.
     for base, following in zip(reversed(bases), [None, *reversed(bases[1:])], strict=False):
         segment, files = known.get(base), listing[base]
         if segment is not None and segment.next_base is not None and not is_sure:
@@ -217,7 +217,8 @@ class LivePartition(Log):
         self._seen_directory = before.mtime_ns if is_settled else None
         self._seen_log: tuple[int, int, int] | None = None
         with suppress(FileNotFoundError):
-            # Keep the values of the .log file only if its mtime shows every append that the load may have missed.
+            # Keep the values only if the file did not change after the load began, and if every later change alters
+            # the mtime. Otherwise `refresh` might not notice an append that the load has missed.
             log, is_settled = self._stat_log(began_ns)
             self._seen_log = log if is_settled else None
 
@@ -403,8 +404,8 @@ class LivePartition(Log):
         kept = set(map(id, segments))
         dropped = [segment for segment in known.values() if id(segment) not in kept]
         for segment in dropped[-_KEPT_OPEN:]:
-            # Text views may still read the dropped segment, so keep it open. If its .log file is still listed, the
-            # segment was truncated, and bytes that the views show are lost.
+            # Keep the dropped segment open, because text views may still read it. If its .log file is still listed,
+            # the segment was not deleted but truncated, and bytes that the views show are lost.
             files = listing.get(segment.base_offset)
             segment.is_lost |= files is not None and segment.is_same(files)
             with suppress(OSError, Gone):
@@ -414,9 +415,9 @@ class LivePartition(Log):
             # The writer sealed and dropped `before` between two refreshes. Let readers finish it, and then go on with
             # the next segment.
             with suppress(OSError, Gone):
-                # `following[0]` is above the end of `before` if compaction has merged segments that this process has
-                # never seen.
                 before.advance()
+                # If compaction has merged segments that this process has never seen, the next segment begins above
+                # the end of `before`. Then seal `before` at its own end.
                 before.seal_at(min(before.next_offset, following[0]))
         changed = segments != self.segments
         self._reload_epochs()

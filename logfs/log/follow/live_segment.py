@@ -324,8 +324,8 @@ class LiveSegment(Segment):
 
         Entries are tried backwards from the nearest one. An entry is valid if its timestamp is the greatest in the
         batch with its offset. An entry with exactly `timestamp` is not returned, because it may be left over from
-        before a truncation. For example, the entry has offset 9, and after the truncation the batches at 7 and 9 both
-        got this timestamp: a search from offset 9 misses the batch at 7.
+        before a truncation. For example, such an old entry has offset 9, and after the truncation batches with this
+        timestamp were appended at 7 and at 9: a search from offset 9 would miss the batch at 7.
         """
         index = self.time_index
         number = bisect_left(range(len(index)), timestamp, key=lambda n: index[n].timestamp) - 1

@@ -59,10 +59,10 @@ logger = logging.getLogger(__name__)
 # Up to this many bytes of the log are indexed even in a thread that must not wait for the disk, so that the call does
 # not have to be repeated in another thread.
 INLINE_BYTES = 256 << 10
-# The table in memory is written to a file only if it covers at least this many bytes of the log. Otherwise these
-# bytes are read again when the log is opened the next time.
+# The table in memory is not written to a file before it covers this many bytes of the log, unless it is full. Bytes
+# that only a table in memory covers are read again when the log is opened the next time.
 SMALLEST_BYTES = 16 << 20
-# A table in memory with this many keys takes 48 MiB. It is then written to a file.
+# A table in memory with this many keys takes 48 MiB. It is then full, and is written to a file.
 MEMORY_KEYS = 1_350_000
 # The limit for the total size of the index files in the user's cache directory, enough for about 100 million keys.
 CACHE_BYTES = 4 << 30

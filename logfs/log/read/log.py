@@ -260,8 +260,8 @@ class CommittedReader(Reader):
         self.name, self.views, self.traffic = log.name, log.views, log.traffic
         # The last search for aborted transactions: the log's generation, its first and last segment, the entries in
         # the transaction index of the last one, and the result. It is replaced as a whole, so that no thread combines
-        # two searches. The references are weak: the files of a segment that has left the log stay while the segment
-        # is referenced.
+        # two searches. The references to the segments are weak, because a strong reference to a segment that has left
+        # the log would keep its files.
         self._aborted: (
             tuple[int, ref[Segment], ref[Segment], Sequence[AbortedTransaction], Aborted] | None
         ) = None
@@ -312,8 +312,8 @@ class CommittedReader(Reader):
 
     def aborted(self, state: LogState) -> Aborted:
         first, last = state.segments[0], state.segments[-1]
-        # The generation changes with the segments in between. Compare the entries, and not their number: after a
-        # truncation, another transaction may have taken the place of one.
+        # If a segment between the first and the last is replaced, the generation changes. Compare the entries of the
+        # last segment, and not their number, which may be the same again after a truncation and new transactions.
         key = state.generation, first, last, (newest := last.txn_index.entries)
         known = self._aborted
         if known is not None and (known[0], known[1](), known[2](), known[3]) == key:

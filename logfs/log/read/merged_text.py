@@ -208,7 +208,7 @@ class MergedText:
         part = self._slices[number]
         time, start = -1, part.start
         if sum(part.ends) - sum(part.firsts) > _FEW:
-            # The latest time for which the slice's records with this time or a later one begin at or before
+            # Find the latest time T for which the text of the slice's records from T on begins at or before
             # `position`.
             times = range(min(max(self._reached) + 1, sys.maxsize))
             time = bisect_right(times, position, key=lambda each: self._position_at(part, each)) - 1

@@ -340,7 +340,7 @@ class CommittedText:
         `hidden` has the indexes of these batches in `run`. Only records below the offset `end` are in the ranges.
         """
         sizes = self._all.renderer.sizes_of(run.text_sizes())
-        # Count back from the end of the last batch: the first may begin before the view, and has no position in it.
+        # Count back from the end of the last batch: the first may begin before the view, where no position is known.
         ends = self._all.position_of(run.next_offset) - int(sizes.sum()) + np.cumsum(sizes)
         starts = (ends - sizes).tolist()
         next_offsets = run.rows[:, NEXT_OFFSET].tolist()
@@ -387,6 +387,6 @@ def _entries_between(
         first = bisect_left(entries, start, key=lambda entry: entry.last_offset)
         for entry in entries[first:]:
             yield entry
-            # No transaction that has ended is open, so a greater last stable offset is damage.
+            # An entry's last stable offset is at most the offset after its marker. A greater one is damage: limit it.
             if min(entry.last_stable_offset, entry.last_offset + 1) >= end:
                 return

@@ -87,10 +87,10 @@ def _last_batch_before(segment: Segment, offset: int) -> Batch | None:
 
 
 def _counted(segment: Segment, entry_number: int) -> Iterator[tuple[int, Batch]]:
-    """Yield (records before the batch, batch) for the batches of a segment from a text index entry on.
+    """Yield (count, batch) for the batches of a segment, from the text index entry `entry_number` on.
 
-    Control batches are left out. The first number counts the segment's records before the batch. An `entry_number` of
-    -1 stands for the start of the segment. Damaged ranges are skipped: the records in those after the entry are not
+    `count` is the number of the segment's records before the batch. An `entry_number` of -1 stands for the start of
+    the segment. Control batches are left out. Damaged ranges after the entry are skipped, and their records are not
     counted.
     """
     entry = segment.text_index[entry_number]
@@ -478,7 +478,7 @@ class Reader:
         """Return `look()`, which looks at the files of the log; repeat the call if a file leaves the log meanwhile.
 
         The log is refreshed before each repetition. If the refresh finds no change, this method waits 0.05 s before
-        it repeats the call, because the directory may be missing for a moment. Raises `OSError`; `Gone` and
+        it repeats the call, because a file or the directory is then being replaced. Raises `OSError`; `Gone` and
         `FileNotFoundError` only if the fifth attempt fails, too. Unlike `until_found`, this is for calls that look at
         many files.
         """
@@ -486,7 +486,7 @@ class Reader:
             with suppress(FileNotFoundError, Gone):
                 return look()
             if not self.refresh():
-                # A file is being replaced or removed, but the directory's listing has not changed yet: wait.
+                # A file or the directory is being replaced or removed, but `refresh` has not seen this yet: wait.
                 time.sleep(_SETTLING_SECONDS)
         return look()
 
@@ -640,7 +640,7 @@ class Reader:
         raises `DamagedRange`, because the bytes may be right in the object store.
         """
         position, batch = segment.find_batch_at(timestamp, start)
-        # Look in `batch` first: `walk` reads nothing before its first item is needed.
+        # Look in `batch` first. If it has the record, the walk does not begin, and reads nothing.
         walked = segment.walk(position, chunk_bytes=POINT_READ_BYTES)
         for found in walked if batch is None else chain([(position, batch)], walked):
             if isinstance(found, Damage):
@@ -661,7 +661,8 @@ class Reader:
         found = self._max_timestamp_now()
         if found is not None and found.offset < self.state.log_end_offset:
             return found
-        # During an append, the greatest timestamp may be that of a record that readers do not see yet.
+        # During an append, the greatest timestamp may be that of a record that readers do not see yet. Wait for the
+        # end of the append, and look again.
         with self.disk.hold(self.log.lock):
             found = self._max_timestamp_now()
             return found if found is not None and found.offset < self.state.log_end_offset else None

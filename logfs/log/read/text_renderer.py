@@ -61,10 +61,9 @@ class RenderedRange(NamedTuple):
 class Block(NamedTuple):
     """Consecutive ranges of a segment's text.
 
-    A segment gets a new object as `Segment.content` when it is truncated. The block is valid while `Segment.content`
-    is the same object as `content`. `next_number` is the number of the text index entry at which the next block
-    begins; None for the last block of the segment. This last block is valid only while the segment's end is
-    `segment_end`.
+    The block is valid while `Segment.content` is the object `content`: a truncation replaces `Segment.content`.
+    `next_number` is the number of the text index entry at which the next block begins. It is None for the last block
+    of the segment, which is valid only while the segment's end is `segment_end`.
     """
 
     content: object
@@ -193,8 +192,8 @@ class TextRenderer:
         missing = self.size_of(after) - self.size_of(entry.before) - before - later
         if missing < 0 or (missing and not damages):
             raise _disagreement(index, f" at offset {offset}")
-        # Count the unreadable text only if the damage that gets it ends at or below `offset`. Damage that reaches
-        # byte `end` does not: it ends at the offset of the next index entry, even if its `next_offset` is lower.
+        # Count the unreadable text only if the damage that gets it ends at or below `offset`. Damage up to byte `end`
+        # ends above `offset`: at the offset of the next index entry, even if its `next_offset` is lower.
         if damages:
             damage = _damage_with_text(damages)
             if damage.end < end and damage.next_offset <= offset:

@@ -41,7 +41,7 @@ class TextView:
     view may have different bytes at the same positions. If a truncation of the log removes records that a result of
     `size` has included, the view ends permanently at the offset of the truncation.
 
-    Any thread may use it. A thread that must not wait gets `WouldBlock`, and repeats the call in another thread.
+    Any thread may use it. A thread that must not wait gets `WouldBlock`; the call can be repeated in another thread.
     """
 
     def __init__(
@@ -49,10 +49,10 @@ class TextView:
     ) -> None:
         self.log = log
         self.renderer = TextRenderer(log, view)
-        # The segments that the view has reached, each with the byte at which its text begins. Byte 0 is the beginning
-        # of the original first segment's text, and `_origin` that of the view. The two values are a pair so that a
-        # read during an append never finds one without the other. Appends extend the list in place; a removal of its
-        # first segments replaces the list.
+        # The segments that the view has reached, each with the byte at which its text begins. These bytes, and the
+        # byte `_origin` at which the view begins, are counted from the start of the original first segment's text. A
+        # segment and its byte are one tuple, so that a read during an append never finds one without the other.
+        # Appends extend the list in place; a removal of its first segments replaces the list.
         self._segments: list[tuple[int, Segment]] = []
         # The segments of the log after those in `_segments`, as far as the view has listed them.
         self._ahead: list[Segment] = []

@@ -1,9 +1,9 @@
 """Find the partitions of a bucket, and their segments, by the keys of its objects.
 
-Both layouts are recognised, that of Aiven's plugin and that of Kafka's `LocalTieredStorage`, also side by side. A
-segment counts if its copy is complete: in Aiven's layout with its log, indexes and manifest, in the other with every
-file but the `.txnindex` and the text index, which are optional. Of several copies that begin at the same offset, the
-newest is used.
+Both layouts are recognised, that of Aiven's plugin and that of Kafka's `LocalTieredStorage`, also side by side. Only
+complete copies of segments count. In Aiven's layout, a complete copy has the log, the indexes and the manifest. In
+the other layout, it has every file except the `.txnindex` and the text index, which are optional. Of several copies
+that begin at the same offset, the newest is used.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ def find_partitions(store: ObjectStore, place: str) -> dict[TopicPartition, list
 
 
 def _directories(store: ObjectStore, place: str) -> list[tuple[str, str]]:
-    """Return (prefix, key) for each directory whose key begins with `place`, whatever follows `place` in the key.
+    """Return (prefix, key) for each directory whose key may be `prefix` and the name of a topic or partition.
 
-    Only the directories in the directory `place` and in its parent are examined. `prefix` is `place`, followed by a
-    slash if the directory is in the directory `place`. The caller must check whether the rest of the key is the name
-    of a topic, of a partition, or neither.
+    These are the directories in the directory `place`, with `place` and a slash as the prefix ("" if `place` is ""),
+    and the directories beside it whose keys begin with `place`, with `place` as the prefix. The caller must check
+    whether the rest of the key is the name of a topic, of a partition, or neither.
     """
     below = f"{place}/" if place else ""
     found = [(below, each) for each in store.level(place)[0]]

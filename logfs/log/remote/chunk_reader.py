@@ -41,10 +41,10 @@ _MOST_OPEN = 128
 # How many chunks stay open after a call of `read_afresh`. From then on, chunks are kept in memory, and not in files
 # of the cache directory.
 _MOST_OPEN_IN_MEMORY = 16
-# How many chunks are fetched ahead of a sequential reader at most: 1 at first, then twice as many with each chunk
-# read.
+# The limit of the chunks that are fetched ahead of a sequential reader. Their number begins at 1, and doubles with
+# each chunk read.
 _MOST_AHEAD = 8
-# How many times at most a chunk that proves wrong is fetched. If its bytes stay the same, the object itself is wrong.
+# A chunk that proves wrong is fetched at most this many times. If its bytes stay the same, the object is wrong.
 _MOST_TRIES = 3
 # `fetch_again` fetches a chunk at most `_MOST_TRIES` times within this time (seconds).
 _TRY_SECONDS = 10.0

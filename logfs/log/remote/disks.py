@@ -34,7 +34,7 @@ def _bucket(root: BucketPath) -> BucketDisk:
 
 @functools.lru_cache(maxsize=16)
 def tiered_disk(home: Path, prefix: str) -> TieredDisk:
-    """Return a `Disk` whose files are remote segments of another process's tiered store, to read them.
+    """Return a `Disk` that reads the remote segments of another process's tiered store.
 
     `home` and `prefix` are the settings remote.storage.url and remote.storage.prefix of that store. A read of a
     missing object raises `Gone`: only the process that has the segment's metadata can tell whether the object was

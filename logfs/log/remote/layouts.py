@@ -115,7 +115,7 @@ class BucketSegment:
         return [suffix for suffix in self.suffixes if suffix != names.TEXT_INDEX]
 
     def _whole(self, suffix: str) -> StoredFile:
-        """Return all bytes of the object whose key has the suffix `suffix`, as a file of one chunk.
+        """Return the whole object whose key has the suffix `suffix`, as a `StoredFile` of one chunk.
 
         Raises `Corrupt` if the object is larger than 1 GiB and is not the .log file.
         """

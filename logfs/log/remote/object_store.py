@@ -234,7 +234,7 @@ class ObjectStore:
             self._ask(key, lambda: self._obstore.delete(self._store, key))
         except FileNotFoundError:
             if self._place.scheme == "s3":
-                # The bucket is missing: S3 reports no error for the deletion of a missing object.
+                # S3 reports no error for the deletion of a missing object, so the bucket is missing.
                 raise self._no_bucket(key) from None
         if self._place.scheme == "file":
             # A killed upload leaves a file with the object's name, `#` and a number: delete such files, too.

@@ -61,7 +61,7 @@ def upload(
 
     `spend` is called before each read of the .log file and before each read of a stored object, with the number of
     bytes to read; it may wait, or raise an error to stop the copy. Raises `RemoteStorageError`, also if the bytes
-    read back differ from those sent. After an error, the objects that are stored already stay.
+    read back differ from those sent. After an error, the objects stored so far stay in the bucket.
     """
     sender = _Sender(disk, segment, content, spend, Layout(broker.remote_storage_layout))
     if sender.layout is Layout.LOCAL:

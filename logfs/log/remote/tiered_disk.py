@@ -51,9 +51,9 @@ class TieredDisk(BucketDisk):
         # The beginning of the keys of all objects.
         self.place = f"{home.key}/{prefix}" if home.key else prefix
         self._is_finished = is_finished
-        # The segments by the directory of their partition and their first offset; and the ends of the missing ranges
-        # of offsets (`note_missing`), by the directory and the first missing offset.
+        # The segments, by the directory of their partition and their first offset.
         self._segments: dict[Path, dict[int, BucketSegment]] = {}
+        # The ends of the missing ranges of offsets (`note_missing`), by the directory and the first missing offset.
         self._missing: dict[tuple[Path, int], int] = {}
         self._listed = cache(self._list)
 

@@ -212,9 +212,10 @@ def _identity(reader: Reader, segment: Segment) -> int | None:
 def describe_segments(
     reader: Reader, segments: Sequence[Segment]
 ) -> Iterator[tuple[Segment, SegmentDescriptor]]:
-    """Yield each of `segments`, adjacent segments of the reader's log, with its description for other processes.
+    """Yield (segment, description for other processes) for each of `segments`.
 
-    Raises `Gone` or `FileNotFoundError` if a file leaves the log meanwhile: refresh the reader and call again.
+    The segments must be adjacent segments of the reader's log, in order. Raises `Gone` or `FileNotFoundError` if a
+    file leaves the log meanwhile: refresh the reader and call again.
     """
     disk, directory = reader.disk, reader.directory
     directory_identity = disk.stat(directory).identity

@@ -165,7 +165,7 @@ def bucket_width_ms(partitions: Sequence[Reader]) -> int:
 
 def width_for(span_ms: int) -> int:
     """Return a time bucket width (ms) with which at most 200 buckets cover any span of `span_ms`."""
-    # A span that begins and ends within buckets touches one more than it has widths.
+    # A span of n bucket widths touches n + 1 buckets if it begins within a bucket.
     most = _MOST_BUCKETS - 1
     fitting = (width for width in _WIDTHS_MS if -(-span_ms // width) <= most)
     return next(fitting, -(-span_ms // most // _DAY) * _DAY)

@@ -33,8 +33,8 @@ CHUNK_BYTES = 256 * 1024
 # Offsets must be below this limit, so that the offset after a batch fits in an int64, too.
 _LIMIT_OFFSET = 2**63 - 1
 # The first fields of a batch or of a message of an old format. `offset` is the offset of the first record of a batch,
-# or of the last record of a message. `unchecked` is a field that the search for batches ignores. A `np.dtype` in its
-# place would import numpy (`lazy_numpy`).
+# or of the last record of a message. `unchecked` is a field that the search for batches ignores. This is a list,
+# because an `np.dtype` would import numpy (`lazy_numpy`).
 _HEAD = [("offset", ">i8"), ("size", ">i4"), ("unchecked", ">i4"), ("magic", "u1")]
 _HEAD_BYTES = 17
 
@@ -91,14 +91,13 @@ class Walk:
     """A walk over bytes of a .log file, which yields (position, batch) for every valid batch, and each `Damage`.
 
     The bytes are [start, end), read by `read(position, size)`, about `chunk_bytes` at a time. The first batch must
-    have no offset below `first_offset`. If `exact` is true, the batches before `start` end just before
-    `first_offset`: if the first batch begins above it, offsets are missing. `next_offset` is the offset after the
-    last batch, None if it is unknown, as in recovery. All offsets in the file are at least `base_offset`, and below
-    `limit_offset` (the base offset of the next segment).
+    have no offset below `first_offset`. If `exact` is true, a first batch that begins above `first_offset` means that
+    offsets are missing. `next_offset` is the offset after the last batch, None if it is unknown, as in recovery. All
+    offsets in the file are at least `base_offset`, and below `limit_offset` (the base offset of the next segment).
 
     With `gaps`, offsets may be missing, as after compaction; otherwise missing offsets are damage. No CRC covers a
-    base offset. Therefore a batch also counts as damaged if its offsets agree neither with the end of the batch
-    before it nor with the beginning of the batch after it.
+    base offset. Therefore a batch also counts as damaged if its offsets agree neither with those of the batch before
+    it nor with those of the batch after it.
 
     `fetch_again` is called with the range (start, end) of damaged bytes; if it returns True, the bytes have changed,
     and the walk reads the range again.
@@ -209,10 +208,10 @@ class Walk:
     def _check_successor(self, position: int, header: Header, known: bool) -> None:
         """Raise `Corrupt` if the offsets in `header` do not agree with the next batch.
 
-        `header` is that of the batch at `position`. A batch that begins at the offset after the previous batch needs
-        no such check. `known` tells whether that offset is known. If it is, offsets are missing before this batch,
-        and without `gaps` the next batch must begin exactly where this one ends. Otherwise, a damaged next batch
-        proves nothing.
+        `header` is that of the batch at `position`. `known` tells whether the offset after the previous batch is
+        known. If it is, this batch begins above it, because a batch that begins at it needs no check. So offsets are
+        missing before this batch, and without `gaps` the next batch must begin at the offset after this one, even if
+        the next batch is damaged. In all other cases, a damaged next batch proves nothing.
         """
         after = position + header.size_bytes
         successor = self._base_offset(after) if after < self.end else None
@@ -288,9 +287,9 @@ class Walk:
 
         For example, a compressed message of an old format contains messages, which snappy and LZ4 store unchanged if
         they cannot shorten them. If the lengths of the outer message's fields agree with its own length, this length
-        is reliable; the offset returned is then `limit_offset`, because it need not be compared. Otherwise the
-        message may end anywhere up to `end`. The caller then recognises the inner messages by their offsets, which do
-        not exceed that of the outer one.
+        is reliable. The result then has `limit_offset` as the last offset, so that all messages within the length are
+        skipped. Otherwise the message may end anywhere up to `end`, so the result has `end` and the message's own
+        offset: the caller skips messages up to this offset, which those inside do not exceed.
         """
         head = self._get(position, HEADER_SIZE)
         end = position + _size_at(head)

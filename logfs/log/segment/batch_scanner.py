@@ -67,7 +67,7 @@ _AHEAD_BYTES = 8 << 20
 _SMALL_BYTES = 1024
 # Scans of at least this many bytes use other threads too (`scan_ahead`).
 _LARGE_BYTES = 8 << 20
-# The most bytes of JSON envelopes that are rendered in one call. Few calls need more. A greater size may come from a
+# `render_envelopes` renders at most this many bytes, and returns None for a greater size: the size may come from a
 # wrong index, so no buffer of that size is allocated.
 _MOST_TEXT_BYTES = 32 << 20
 # The greatest size of a batch that a 32-bit length can express.
@@ -243,7 +243,7 @@ class ScannedBatches(NamedTuple):
         """
         from logfs.format.kernels import text_kernels
 
-        # A size that is too great comes from a wrong index: do not allocate so many bytes.
+        # A size above the limit may come from a wrong index: do not allocate so many bytes.
         if self.legacy is not None or not 0 <= size <= _MOST_TEXT_BYTES:
             return None
         rows = self.rows
@@ -375,8 +375,8 @@ def scan_at(
     `read(position, size)` reads the file; its bytes from `end` on are ignored. The first batch must have the base
     offset `first_offset`, and each later batch the offset after the batch before it; with `gaps`, a base offset may
     also be higher. The scan stops at the first batch that breaks this rule, is incomplete, invalid, or of an old
-    format. If that is the first batch, the result has no rows, and the returned position is `position`. Otherwise the
-    result has up to 1 MiB of batches, or one batch if it is larger.
+    format. If it stops at the very first batch, the result has no rows, and the returned position is `position`.
+    Otherwise the result has up to 1 MiB of batches, or one larger batch.
     """
     left = end - position
     data = read(position, min(_CHUNK_BYTES, left))
@@ -394,8 +394,8 @@ def scan(data: memoryview, first_offset: int, *, gaps: bool) -> tuple[ScannedBat
 
     The first batch must have the base offset `first_offset`, and each later batch the offset after the batch before
     it; with `gaps`, a base offset may also be higher. The scan stops at the first batch that breaks this rule, is
-    incomplete, invalid, or of an old format; `batch_iterator.Walk` tells the reason. If that is the first batch, the
-    result has no rows, and the position is 0.
+    incomplete, invalid, or of an old format; `batch_iterator.Walk` tells the reason. If it stops at the very
+    first batch, the result has no rows, and the position is 0.
     """
     from logfs.format.kernels import batch_kernels
 

@@ -55,8 +55,8 @@ class SparseIndex(NamedFile):
     source: Callable[[], File | None] | None = None
     # Called when a reader has opened the file.
     on_open: Callable[[], object] = staticmethod(lambda: None)
-    # Called when a reader has opened the file. If the file cannot be right, it returns an index made from the log,
-    # else None.
+    # Called when a reader has opened the file. The function returns an index made from the log if the file cannot be
+    # right, else None.
     repair: Callable[[], SparseIndex | None] = staticmethod(lambda: None)
     # Whether another process is writing the file. If so, its space is preallocated, and the entries end before zeros.
     is_growing = False
@@ -155,8 +155,8 @@ class SparseIndex(NamedFile):
         """Replace the file with the collected entries; in a read-only store they stay in memory.
 
         If the process is killed, the file is the old one or the new one. With `sync`, this also holds after a power
-        cut: use `sync` for a segment that recovery would not check again. There is one exception: without `sync`, the
-        old file is overwritten in place if the disk is full, and a kill during this can leave new bytes followed by
+        cut: use `sync` for a segment that recovery would not check again. Without `sync`, there is one exception: if
+        the disk is full, the old file is overwritten in place, and a kill during this can leave new bytes followed by
         old bytes. The caller must sync the directory.
         """
         if self._disk.writable:

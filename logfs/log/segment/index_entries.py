@@ -77,7 +77,7 @@ _MOST_KEPT = 4096
 
 
 class Entries(NamedTuple):
-    """The entries of an index that readers see: `length` entries, `per_block` of them in each of the `blocks`.
+    """The entries that readers of an index see: `length` entries, `per_block` of them in each of the `blocks`.
 
     Appends extend the last block in place, so it may have more entries than `length` says: readers ignore these.
 
@@ -212,7 +212,7 @@ class IndexWriter(EntryCollector):
             self._allocated = end
 
     def trim(self, entries: Entries) -> Entries:
-        """Cut the preallocated space after `entries` off the file, and drop the mapping of the file into memory.
+        """Cut the preallocated space after `entries` off the file, and drop the mapping of the file.
 
         Returns `entries` with `reopens` set, for readers to use from now on: the index may drop these entries,
         because it can read them again from the file.

@@ -1,4 +1,4 @@
-"""A pipeline for scans: other threads do compiled work on the data read so far, while the scanning thread reads."""
+"""A pipeline for scans: while the scanning thread reads, other threads process earlier data, in compiled code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 
-# How many further items are read from the source before `map_ahead` waits for the result of an item.
+# How many later items `map_ahead` reads from `items` before it needs the result of an item.
 _AHEAD = 4
 
 
@@ -23,8 +23,8 @@ def map_ahead(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
     """Yield the result of `work` for each item, in order, as `map` does; `work` is called in other threads, too.
 
     Until the next result is ready, the calling thread itself calls `work` on later items. An error of `work` is
-    raised in place of the result of its item. An error of `items` is raised after the results of the items before the
-    error. With one processor, or if no thread can be started, only the calling thread calls `work`.
+    raised in place of the result of its item. An error of `items` is raised after the results of all earlier items.
+    With one processor, or if no thread can be started, only the calling thread calls `work`.
     """
     waiting: deque[_Call[T, R]] = deque()
     source, failure = iter(items), None
@@ -57,7 +57,7 @@ class _Call(Generic[T, R]):
                 self.future = _pool().submit(work, item)
 
     def take(self) -> bool:
-        """Do the work in this thread, unless it was begun before. Return whether it was done by this method call."""
+        """Do the work in this thread and return True; if it was begun before, do nothing and return False."""
         if not self.future.cancel():
             return False
         self.future = Future()

@@ -56,9 +56,9 @@ class Segment(SegmentFiles):
     """A segment: record batches in ascending order of offsets from `base_offset` on, in one append-only .log file.
 
     A sealed segment does not change (architecture.md, rule 4) unless a truncation makes it active again. Any thread
-    may read it without a lock. An active segment has one writer. Readers see the batches before its `end`, which is
-    set after the bytes are in the file. The file may be longer than `size_bytes`: for example, a read-only store
-    ignores an incomplete batch at the end of the file.
+    may read it without a lock. An active segment has one writer. Readers see the batches before the segment's `end`,
+    which is set after the bytes are in the file. The file may be longer than `size_bytes`: for example, a read-only
+    store ignores an incomplete batch at the end of the file.
     """
 
     # Whether the segment is in an object store, and not in the directory of its partition.
@@ -112,10 +112,10 @@ class Segment(SegmentFiles):
     def _repaired(self, number: int) -> SparseIndex | None:
         """Check the file of the offset index (`number` 0) or the time index (1); rebuild a wrong one from the log.
 
-        Returns the rebuilt index, or None if the caller is to use the file as it is. This is so if the file is right,
-        if it is wrong even after a rebuild, because the log is damaged, or if it is not checked. The file is not
-        checked if the segment is active or has no batches, or if it is in a bucket, where a check costs requests. A
-        lookup in an unchecked file compares the entry that it finds with the log.
+        Returns the rebuilt index, or None if the caller is to use the file as it is. Three kinds of files are used as
+        they are: right ones, those that a rebuild has left wrong because the log is damaged, and unchecked ones. The
+        file is not checked if the segment is the last one, is active or empty, or is in a bucket, where a check costs
+        requests. A lookup in an unchecked file compares the entry that it finds with the log.
         """
         if self.next_base is None or self.is_active or self._disk.is_remote or not self.size_bytes:
             return None
@@ -169,8 +169,8 @@ class Segment(SegmentFiles):
     def _status(self) -> Status:
         # Do not open the file only for its status: a log may have more segments than a process has descriptors.
         with self._disk.hold(self._disk.naming):
-            # Read `_file` under the lock. A truncation that drops this segment opens the file and then unlinks the
-            # path, so afterwards only the open file has a status.
+            # Read `_file` under the lock: a truncation that drops this segment opens the file before it unlinks the
+            # path. So if the path is gone, the file is open.
             file = self._file
             return self._disk.stat_file(file) if file else self._disk.stat(self.path)
 
@@ -211,7 +211,7 @@ class Segment(SegmentFiles):
     # Methods that read the .log file.
 
     def read(self, position: int, size: int) -> memoryview:
-        """Return `size` bytes of the .log file from `position` on, fewer at the end of the last whole batch."""
+        """Return up to `size` bytes of the .log file from `position` on, but none after the last whole batch."""
         left = self.size_bytes - position
         return self._disk.read(self.file, position, max(min(size, left), 0))
 
@@ -315,7 +315,8 @@ class Segment(SegmentFiles):
         found = iter(what)
         begin = next(found, None)
         if isinstance(begin, Damage) and position and is_end_known:
-            # A valid batch may look damaged if the batch before it was not read, so walk from the segment's start.
+            # `Walk` has not read the batch before the first one, so it may take a valid batch for damage. Walk again,
+            # from the segment's start.
             for item in replace(what, start=0, first_offset=self.base_offset, exact=True):
                 if isinstance(item, Damage) and item.end >= position:
                     yield item._replace(start=max(item.start, position))
@@ -344,8 +345,8 @@ class Segment(SegmentFiles):
         Raises `DamagedRange` if `offset` lies in a damaged range. The lookup usually costs one or two reads: it steps
         from header to header, beginning at an index entry, and checks the CRC only of the batch that it returns. No
         CRC covers a base offset. Therefore each base offset must be the offset after the previous batch, and the
-        first base offset must agree with the index. If a base offset is different, the lookup uses `walk`, which
-        checks every batch.
+        first base offset must agree with the index. If a base offset is different, or the batch to return is invalid,
+        the lookup uses `walk`, which checks every batch.
         """
         position, expected, size = self._look_from(offset)
         window, window_start = self.read(position, size), position
@@ -383,9 +384,10 @@ class Segment(SegmentFiles):
     def _look_from(self, offset: int) -> tuple[int, int, int]:
         """Return where a search for `offset` begins: a batch's position, its base offset, and how many bytes to read.
 
-        The text index has all three. If it is empty or damaged, the offset index is used, which has the position and
-        the last offset of the batch. The base offset is then this last offset minus the last offset delta in the
-        batch's header, and the number of bytes is 16 KiB.
+        The text index has the position and the base offset; the bytes to read are those up to its next entry. If it
+        is empty or damaged, the offset index is used, which has the position and the last offset of the batch. The
+        base offset is then this last offset minus the last offset delta in the batch's header, and the number of
+        bytes is 16 KiB.
         """
         around = None
         with suppress(Corrupt):
@@ -403,11 +405,11 @@ class Segment(SegmentFiles):
     def find_batch_at(self, timestamp: int, first_offset: int) -> tuple[int, Batch | None]:
         """Find the first batch with a greatest timestamp >= `timestamp` (ms) and a last offset >= `first_offset`.
 
-        Returns (position, batch). The lookup reads headers one after the other, beginning at a time index entry, and
-        checks the CRC only of the batch that it returns. `batch` is None if no header fits. It is also None if the
-        lookup ends early, at missing offsets, an old format or damage: the caller must then go on with `walk`, from
-        `position`. This is the position of the last batch whose header does not fit, or of the batch where the lookup
-        began.
+        The lookup reads headers one after the other, beginning at a time index entry, and checks the CRC only of the
+        batch that it returns. Returns (position, batch). `batch` is None if no batch was found. The lookup may then
+        have ended early, at missing offsets, an old format or damage, so the caller must go on with `walk`, from
+        `position`. In both cases, `position` is that of the last batch that the lookup has passed, or the position
+        where the lookup began.
         """
         start = max(self.offset_before(timestamp), first_offset)
         position, expected, _ = self._look_from(start)
@@ -425,10 +427,10 @@ class Segment(SegmentFiles):
     ) -> tuple[int, int, Header | None]:
         """Step from header to header, and find the first batch for which `is_wanted` is true.
 
-        The search begins at the batch at `position`, which must have the base offset `expected`. Returns (before,
-        position, header): `position` and `header` are those of the batch found. `before` is the position of the batch
-        before it, or the start of the search. If no batch is wanted, or the search meets missing offsets, an old
-        format or a wrong header, `header` is None, and `position` is where the search ended. No CRC is checked.
+        The search begins at the batch at `position`, which must have the base offset `expected`. It ends early at
+        missing offsets, an old format or a wrong header. Returns (before, position, header). `position` is where the
+        search ended: at the batch found, whose header is `header`. If no batch was found, `header` is None. `before`
+        is the position of the batch before `position`, or the start of the search. No CRC is checked.
         """
         before = position
         window, window_start = self.read(position, STEP_READ_BYTES), position
@@ -671,10 +673,10 @@ def _if_alive(opened: ref[Segment], method: Callable[..., T], *arguments: Any) -
     return None if segment is None else method(segment, *arguments)
 
 
-# How many bytes a lookup reads at a time.
+# How many bytes a lookup reads at a time if no index says how many it needs.
 POINT_READ_BYTES = 16 * 1024
 # How many bytes a lookup reads at a time if it only needs headers: enough for the headers of several small batches.
 STEP_READ_BYTES = 4 * 1024
-# The most bytes that a lookup reads at once. Two index entries are rarely further apart, because the default of
+# The limit of a read up to the next text index entry. Two entries are rarely further apart, because the default of
 # max.message.bytes is 1 MiB.
 _MOST_READ_BYTES = 2 * 1024 * 1024

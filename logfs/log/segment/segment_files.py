@@ -137,8 +137,8 @@ class SegmentFiles(NamedFile):
 
     def _open(self) -> File:
         with self._disk.hold(self._disk.naming):
-            # Read `_file` again under the lock. A truncation that drops this segment opens the file and then unlinks
-            # the path, so the path can no longer be opened here.
+            # Read `_file` again under the lock: a truncation that drops this segment opens the file before it unlinks
+            # the path. So if the path is gone, the file is open.
             file = self._file
             if file is None:
                 file = self._file = self._disk.open(self.path, write=self._disk.writable)

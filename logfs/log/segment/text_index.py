@@ -131,8 +131,8 @@ class TextIndex(SparseIndex):
 
         `offset` is the offset after the batches before `position`, and `before` has the fields of their `TextSize`.
         """
-        # Limit `offset`, which may be the base offset of the next segment: if that segment is a stray file, its base
-        # offset may be too high for an int32.
+        # `offset` may be the base offset of the next segment. If that segment is a stray file, `offset` may be too
+        # far above this segment's base offset for an int32, so limit it.
         offset = min(offset, self.base_offset + MAX_RELATIVE_OFFSET + 1)
         # -1 means that no record lies before the entry: there may be only damaged bytes, which hold no offset.
         last = self._relative(offset - 1) if offset > self.base_offset else -1
@@ -169,7 +169,7 @@ class TextIndex(SparseIndex):
         """Return the number of the last entry at or before `position`, of the 256 entries from `number` on.
 
         `position` is a position in the .log file. `number` is at most the number of entries in the index. If none of
-        the 256 entries lies at or before `position`, returns `number - 1`. It is not checked whether that entry does.
+        the 256 entries lies at or before `position`, returns `number - 1`, without a look at that entry.
         """
         high = min(number + _NEAR, len(self))
         return (

@@ -84,11 +84,10 @@ class TransactionIndex(NamedFile):
         self._entries = (*entries, aborted)
 
     def supplement(self, aborted: AbortedTransaction) -> None:
-        """Add an aborted transaction that was found in the log, if the file may lack it.
+        """Note an aborted transaction that was found in the log, in case the file lacks it. Here, do nothing.
 
-        This method does nothing, because the file of this class has all transactions. While a broker writes the log,
-        the file may lack some. For such a log, `LiveSegment` uses a subclass, in which this method adds the
-        transaction.
+        The file may lack transactions only while a broker writes the log. For such a log, `LiveSegment` uses a
+        subclass of this class, whose `supplement` adds the transaction to the entries in memory.
         """
 
     def truncate(self, offset: int) -> None:

@@ -2,7 +2,8 @@
 
 The files stay for `file.delete.delay.ms`, but not beyond a restart: `log/recovery` removes all `.deleted` files when
 the partition is loaded for writing. If the process is killed before the files of a dropped segment have this suffix,
-the segment is loaded again. It lies below the log start, so retention drops it again.
+recovery removes them if compaction has replaced the segment (kafka-storage 8.8). Otherwise the segment is loaded
+again, and retention drops it again.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class DeletedSegment(NamedTuple):
 
     Its files may be removed from `due_ms` on (ms since the epoch), if no reader holds the segment any more. `paths`
     are the present paths of its files, and of the producer snapshot that was renamed with them, if any. `base_offset`
-    is -1 after the files were renamed a second time, because a later segment with this base offset needed the names.
+    is -1 after the files were renamed a second time, because a later segment with the same base offset needed their
+    names.
     """
 
     due_ms: int
@@ -59,10 +61,10 @@ class DeletedSegments:
     ) -> None:
         """Add `.deleted` to the names of the segments' files, and of the producer snapshots at their base offsets.
 
-        The snapshot at offset `kept` keeps its name; -1 stands for none. The new names may be in use by segments with
-        the same base offsets that were dropped earlier. Their files are then renamed a second time if a reader holds
-        the segment, and removed otherwise. The new files may be removed from `due_ms` on, in ms since the epoch. The
-        caller must sync the directory.
+        The snapshot at offset `kept` keeps its name; -1 stands for none. The renamed files may be removed from
+        `due_ms` on, in ms since the epoch. If a segment that was dropped earlier has the same base offset, its files
+        have these names already. They are then renamed a second time if a reader holds that segment, and removed
+        otherwise. The caller must sync the directory.
         """
         bases = {segment.base_offset for segment in segments}
         self._free_names([gone for gone in self._dropped if gone.base_offset in bases])

@@ -86,7 +86,7 @@ class LeaderEpochs:
         self._replace([*kept, (epoch, offset)])
 
     def note_batches(self, rows: NDArray[np.int64]) -> None:
-        """Add those leader epochs of batches that are above `latest`, each with the base offset of its first batch.
+        """Add each leader epoch above `latest` that a batch has, with the base offset of the first batch that has it.
 
         `rows` has a row of integers for each batch, in the order of offsets. The module
         `logfs.format.base.batch_rows` has the numbers of the columns.

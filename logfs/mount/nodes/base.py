@@ -117,7 +117,7 @@ class Node:
 
     @property
     def is_deleted(self) -> bool:
-        """Whether the node's partition was deleted, unloaded or taken offline. Its path may now have another node."""
+        """Whether the node's partition was deleted, unloaded or taken offline. Its path may lead to another node."""
         return self.parent is not None and self.parent.is_deleted
 
     def stat(self) -> Stat:

@@ -46,7 +46,7 @@ class TopicConfigDirectory(PartitionFolder):
             return value_in_force(name, overrides, settings.broker_overrides).encode() + b"\n"
 
         def write(text: str) -> None:
-            # The settings are found by the topic's name, which another topic may have by now.
+            # `set_topic` finds the topic by its name. If the topic was deleted, another one may have this name now.
             registry.check_current(self.partition.log)
             settings.set_topic(topic, name, text or None)
 

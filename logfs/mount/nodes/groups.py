@@ -295,7 +295,8 @@ class GroupHandle(Handle):
         try:
             parsed = folder.parse(text)
             for each in parsed:
-                # The commits are found by the partitions' names, which other partitions may have by now.
+                # `commit_all` finds a partition by its name. If the partition was deleted, another one may have this
+                # name now.
                 store.registry.check_current(each.log)
             offsets = {
                 each.name.directory: resolve_offset(each, words) for each, words in parsed.items()

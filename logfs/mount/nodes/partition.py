@@ -157,7 +157,7 @@ class PartitionDirectory(PartitionAccess, DirectoryNode):
                 f"{text[:40]!r} is not an offset: write the first offset to keep, or -1 for the log end"
             )
         store = self.context.store
-        # `delete_records` finds the partition by its name, which another partition may have by now.
+        # `delete_records` finds the partition by its name. If it was deleted, another one may have this name now.
         store.registry.check_current(self.partition)
         store.delete_records(self.name, int(text))
 

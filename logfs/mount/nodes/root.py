@@ -60,7 +60,7 @@ class RootDirectory(DirectoryNode):
             return super().known(name)
         known = self._partitions.get(name)
         if known is not None and known.is_deleted:
-            # The partition was deleted. A new partition may have its name now.
+            # The store no longer has this partition. Another one may have its name now, and `find` makes its node.
             del self._partitions[name]
             return None
         return known

@@ -75,8 +75,8 @@ class SegmentFile(GrowingFile):
     """
 
     allowed_bits = READ_BITS
-    # No process looks up the name of a deleted segment again. The kernel would keep the node of this name if it were
-    # not asked to forget the node.
+    # The names of a deleted segment are not looked up again. The kernel would keep their nodes if it were not asked
+    # to forget these names.
     is_evictable = True
 
     def __init__(self, context: Context, name: str, parent: SegmentsDirectory) -> None:
@@ -101,7 +101,7 @@ class SegmentFile(GrowingFile):
     def _opened(self) -> Iterator[DiskFile]:
         """Yield the open file of each `SegmentHandle` of the node.
 
-        Compaction may have put another file at the path since.
+        These files may differ from the one at the path, where compaction may have put another file since.
         """
         return (each.file for each in [*self.handles] if isinstance(each, SegmentHandle))
 
@@ -119,7 +119,7 @@ class SegmentFile(GrowingFile):
 
     @property
     def _is_in_place(self) -> bool:
-        """Whether the path still leads to the node's file. Compaction puts another file at the path."""
+        """Whether the path still leads to the node's file: compaction may have put another file there."""
         try:
             return self._disk.stat(self._real).identity == self._inode
         except FileNotFoundError:

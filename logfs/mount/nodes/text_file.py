@@ -99,9 +99,9 @@ class TextFile(GrowingFile):
     def release_before(self) -> None:
         """Tell the view which position (bytes) all readers have passed, so that it can release segments.
 
-        The position is the lowest at which an open handle began its last read. The view may release the segments
-        before it that have left the log; it keeps the last few. If no handle is open, it may release all segments
-        that have left the log.
+        The position is the lowest at which an open handle began its last read. Of the segments before this position,
+        the view may release those that have left the log, except the last few: a reader may seek back. If no handle
+        is open, the view may release all segments that have left the log.
         """
         self.view.release_before(
             min(

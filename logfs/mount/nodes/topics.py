@@ -160,10 +160,10 @@ class PartitionLink(SymlinkNode):
 
 
 class _TopicAccess(PartitionAccess):
-    """The base of nodes of a topic, such as `append`, that exist by the same name in each partition directory.
+    """The base of those nodes of a topic whose names, such as `append`, also exist in each partition directory.
 
-    The mode and owner are those of the nodes in the partition directories. If these differ from each other, only the
-    owner of the first log directory has access to the topic's node.
+    A topic's node has the mode and owner of the nodes of this name in the partition directories. If these differ from
+    each other, only the owner of the first log directory has access to the topic's node.
     """
 
     partitions: Sequence[Log]
@@ -254,7 +254,7 @@ class TopicAppendFile(_TopicAccess, AppendFile):
         return [writable(partition) for partition in self.partitions]
 
     def xattrs(self, caller: Caller) -> dict[str, bytes]:
-        """Return no attributes: the records of a write have offsets in several partitions."""
+        """Return no attributes: the last append has no single offset, because it may go to several partitions."""
         return {}
 
 
@@ -310,10 +310,11 @@ class TopicTextFile(_TopicAccess, GrowingFile):
 
 
 class TopicTextHandle(GrowingHandle):
-    """An open `records` or `records.jsonl` of a topic. Bytes that were read once never change, so pages remain valid.
+    """An open `records` or `records.jsonl` of a topic.
 
-    If this process cannot see in `/proc` the thread that opened the file, the handle uses direct_io, so that the
-    kernel keeps no pages.
+    Bytes that were read once never change, so the kernel's pages remain valid. If this process cannot see in `/proc`
+    the thread that opened the file, the handle uses direct_io, so that the kernel keeps no pages: `GrowingSizes`
+    cannot tell when such a thread has left a read.
     """
 
     keep_cache = True

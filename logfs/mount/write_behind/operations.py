@@ -175,7 +175,7 @@ class WriteBehindOperations(Handlers[_Node]):
         return ["errors", "status.json"] if node.path == f"/{SELF}" else list(APPEND_FILES)
 
     def _numbered(self, node: _Node) -> _Node:
-        """Return the node for the kernel that has the path of `node`, and give it an inode number.
+        """Return the node that the kernel is told for the path of `node`, and give it an inode number.
 
         `node` is a result of `_find`. If the kernel already knows a node with the same path, the result is this older
         node, with the new attributes. Otherwise, and for each `append` file, the result is `node`.

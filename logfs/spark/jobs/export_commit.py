@@ -45,7 +45,7 @@ TEMPORARY = "_temporary"
 _JOURNAL = "journal.json"
 _REPLACED = "replaced"
 _LOCK = ".lock"
-# The name of the lock that an incremental export holds while it runs: only one at a time may run into a target.
+# The name of the lock that an incremental export holds while it runs: each target has at most one at a time.
 _INCREMENTAL = "incremental"
 # The name of the lock that an export holds while it moves its files: only one export moves files at a time.
 _PUBLISH = "publish"
@@ -267,8 +267,8 @@ class Folders:
 
         The older files of the partitions `replaced` are removed; if `replaced` is None, all older files stay.
         `offsets` replace the offsets that an earlier incremental export has stored. If `offsets` is None, nothing is
-        stored. The earlier offsets then stay if no files are replaced, and are removed if `replaced` is given,
-        because they do not fit the new files.
+        stored. The earlier offsets then stay if `replaced` is None. Otherwise they are removed, because they do not
+        fit the new files.
 
         If a file cannot be moved, the files moved before are moved back, but the file `_SUCCESS` of an earlier export
         is not restored. `begins` is not used; only `IcebergTables` needs it. Raises `FileExistsError` if there is a

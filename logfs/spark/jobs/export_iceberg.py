@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 _OFFSETS = "logfs.offsets"
 # The property of a table with the sequence number of the snapshot that has the offsets in `_OFFSETS`.
 _SEQUENCE_NUMBER = "logfs.offsets.sequence-number"
-# The property of the namespace with the offsets at which an export has begun that has not committed all tables.
+# The property of the namespace with the offsets at which the last export began. It is removed when the export has
+# committed all its tables.
 _BEGINS = "logfs.begins"
 CATALOG = "catalog.db"
 _PARTITION_FIELD = "date"
@@ -79,7 +80,7 @@ class IcebergTables:
             self._catalog = SqlCatalog(
                 NAMESPACE,
                 uri=URL.create("sqlite", database=str(directory / CATALOG)).render_as_string(),
-                # pyiceberg does not decode the percent-encoding of a URI: the path must be as it is.
+                # The path is not percent-encoded, because pyiceberg would not decode it.
                 warehouse=f"file://{directory}",
             )
             self._catalog.create_namespace_if_not_exists(NAMESPACE)
@@ -149,7 +150,8 @@ class IcebergTables:
         for file in written:
             of_topic.setdefault(file.topic, []).append(file)
         for name, each in (offsets or {}).items():
-            # The options of a first export may leave out all records of a topic: the next one must not begin anew.
+            # If the options of the first export leave out all records of a topic, the topic has offsets but no files.
+            # A commit without files stores the offsets, so that the next export continues at them.
             if name in of_topic or not any(each.values()):
                 continue
             place = (NAMESPACE, name)
@@ -247,11 +249,13 @@ def _offsets_of(table: Any) -> OffsetsJson | None:
         if summary is not None and _OFFSETS in summary.additional_properties:
             return _parsed(summary.additional_properties[_OFFSETS])
         oldest = snapshot
-    # No snapshot of an export is left. The properties do not change in a rollback, so they count only if the current
-    # snapshot descends from that of the last export: then even its oldest ancestor is newer.
+    # No ancestor that is left is the snapshot of an export. The properties have the offsets of the last export, but a
+    # rollback does not change them. So they count only if the current snapshot descends from that of the last export.
+    # In this case, even the oldest ancestor that is left is newer than the last export.
     number = table.properties.get(_SEQUENCE_NUMBER)
     is_newer = number is not None and (oldest.sequence_number or 0) > int(number)
-    # An older version of logfs stored offsets in the properties, without the number, only while the table was empty.
+    # Properties without the number are from an older version of logfs, which stored offsets there only while the
+    # table was empty. They count if no ancestor was removed: it could have been the snapshot of a later export.
     is_first = number is None and oldest.parent_snapshot_id is None
     return _parsed(text) if text is not None and (is_newer or is_first) else None
 

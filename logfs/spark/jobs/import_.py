@@ -104,7 +104,7 @@ def import_(
 
     Blocks until the job has ended. Raises `InvalidSetting` for wrong arguments, `InvalidStore` for a path that is no
     log directory, `FileNotFoundError` for a missing source, `JobFailed` if a task fails, and the errors of a commit:
-    `StoreLocked`, other kinds of `LogfsError`, and `CommitPending` if it is durably decided but not completed yet.
+    `StoreLocked`, other kinds of `LogfsError`, and `CommitPending` if the commit is durably decided, but not done.
     """
     options = ImportOptions(format, topic, key, value, key_separator, repartition)
     if partitions is not None and partitions < 1:

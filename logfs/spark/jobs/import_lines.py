@@ -183,7 +183,7 @@ class EnvelopeFormat(LinesFormat):
             yield self._batch(placed[start : start + BATCH_ROWS])
 
     def _canonical(self, topic: str, partition: int, found: Envelopes) -> pa.RecordBatch:
-        """Convert envelopes in the form of an export, all of one partition, to an Arrow batch.
+        """Convert envelopes of one partition, in the form in which an export writes them, to an Arrow batch.
 
         `topic` and `partition` name the partition, and `found` are the parsed envelopes. No Python object is made for
         each record.
@@ -253,7 +253,7 @@ def _key(line: bytes, value: Any, field: str | None) -> str | bytes | None:
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, int) and value:
-        # The text of an integer has one form, except for 0, which can also be -0.
+        # The result is the number as it is written: an integer has only one text, except 0, which can also be -0.
         return orjson.dumps(value)
     return orjson.dumps(_WITH_NUMBERS_AS_WRITTEN.decode(line.decode())[field])
 

@@ -1,4 +1,4 @@
-"""The import format for Parquet files. A file range is one or several row groups, as the footer of the file tells."""
+"""The import format for Parquet files. A file range has one or several of the row groups that the footer lists."""
 
 from __future__ import annotations
 
@@ -104,7 +104,8 @@ class ParquetFormat(ImportFormat):
             elif source in batch.schema.names:
                 kind = batch.schema.field(source).type
                 if field.name == "offset" and not pa.types.is_integer(kind):
-                    # Ignore a column `offset` of another type: it is not Kafka's offset. Offsets only order the rows.
+                    # Ignore a column `offset` without integers: it does not have Kafka's offsets. The import works
+                    # without them, because they only order the rows.
                     continue
                 try:
                     columns[field.name] = _cast(batch.column(source), field)
@@ -133,11 +134,12 @@ class ParquetFormat(ImportFormat):
     def _names(
         self, path: str, file: pq.ParquetFile, number: int, columns: dict[str, Any]
     ) -> frozenset[Name]:
-        """Return the (topic, partition) pairs of the rows in the row group `number` of a file, with None for unknown.
+        """Return the (topic, partition) pairs of the rows in a row group. An unknown topic or partition is None.
 
-        `columns` has the metadata of the row group's columns in the footer, by the name of the column. The topic
-        comes from the first of these places that has it: the option `topic`; the path; the footer, if it shows that
-        all rows have the same value; the column. The partition comes from the same places except the option.
+        `number` is the number of the row group in the file. `columns` maps the names of the columns to their
+        metadata for this row group, which is in the footer. The topic comes from the first of these places that has
+        it: the option `topic`; the path; the footer, if it shows that all rows have the same value; the column. The
+        partition comes from the same places except the option.
         """
         known: dict[str, str | None] = {
             "topic": self.options.topic or from_path(path, "topic"),
@@ -183,9 +185,10 @@ def _bounds(column: Any) -> tuple[Any, Any] | None:
 
 
 def _joined(file_ranges: list[FileRange]) -> Iterator[FileRange]:
-    """Yield the file ranges. Neighbours with the same topics and partitions are joined, up to the size of a task.
+    """Join neighbouring file ranges, up to the size of a task, and yield the results.
 
-    Neighbours are joined only if neither has offsets, or if the offsets of the second are above those of the first.
+    Neighbours are joined if they have the same topics and partitions, and if neither has offsets, or the offsets of
+    the second are above those of the first.
     """
     held: FileRange | None = None
     for file_range in file_ranges:

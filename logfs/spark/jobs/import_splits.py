@@ -36,8 +36,9 @@ class FileRange:
     In a file with lines, the file range has the lines that begin at the byte positions [`start`, `end`). In a Parquet
     file, it has the row groups with the numbers [`start`, `end`). `end` is None if the file range is the whole file.
     `size_bytes` is the size of the file range. `file_bytes` is the size that the whole file had when the import was
-    planned. `names` has the (topic, partition) pairs of the rows. `offsets` are the first and the last offset, None
-    if they are not known or if the rows are of several partitions.
+    planned. `names` has the (topic, partition) pairs of the rows. `offsets` are the first and the greatest offset (in
+    a Parquet file, the least and the greatest). They are None if they are not known, or if the rows are of several
+    partitions.
     """
 
     path: str
@@ -155,9 +156,10 @@ def _ascend(file_ranges: Sequence[FileRange]) -> bool:
 
 
 class _Head(NamedTuple):
-    """Unmerged rows of a file range, and the value by which each of them is merged.
+    """Rows of a file range that are not merged yet.
 
-    `offsets` has for each row the greatest offset of this row and all rows before it in the file range.
+    `offsets` has the value by which each row is merged: the greatest offset of this row and all rows before it in the
+    file range. So the rows of the file range keep their order.
     """
 
     rows: pa.RecordBatch

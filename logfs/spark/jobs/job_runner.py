@@ -30,7 +30,7 @@ _Result = TypeVar("_Result")
 # Small work items share a task, up to this total size, because starting a task takes as long as reading some MB.
 TASK_BYTES = 128 << 20
 _LOOK_SECONDS = 0.2
-# After an interruption, how long `run` waits until the cancelled job has ended.
+# After an interruption, `run` waits at most this long for the end of the cancelled job.
 _CANCEL_SECONDS = 10
 
 

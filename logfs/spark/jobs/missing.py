@@ -80,7 +80,7 @@ def still_in_log(paths: Paths, missing: Iterable[UnreadableSegment]) -> list[Unr
                     found.append(each)
                 continue
             with suppress(FileNotFoundError):
-                # The partition may be deleted at this moment, which raises `FileNotFoundError`.
+                # `FileNotFoundError` means that the partition is being deleted, so its segment leaves the log, too.
                 if not each.segment.has_left(partition):
                     found.append(each)
     return found

@@ -186,7 +186,7 @@ class LeasedPartitions:
 def lease_partitions(paths: Paths, topics: Iterable[str] | None) -> Iterator[LeasedPartitions]:
     """Lock log directories during the context, and yield their partitions of `topics` as a `LeasedPartitions`.
 
-    If `topics` is None, it has all partitions. Raises the errors of opening a store, such as `StoreLocked` if a mount
+    None stands for all topics. Raises the errors of opening a store, such as `StoreLocked` if a mount
     or a broker holds the directories. Raises `UnknownPartition` for a topic that does not exist, and `InvalidStore`
     if an earlier commit of staged batches must be completed but cannot be.
     """

@@ -60,8 +60,9 @@ def verify(
 ) -> Verification:
     """Audit log directories, and return the findings.
 
-    Checks every batch and index entry, and the other files of the log directories and partitions, but not the owner
-    of a bucket. Key indexes are checked only in partitions with errors.
+    Checks every batch and index entry, and the other files of the log directories and partitions. Key indexes are
+    checked only in partitions with errors. Unlike `logfs check`, this does not check whether the bucket of tiered
+    partitions belongs to another store.
 
     Nothing is changed. A broker or a mount may use the directories meanwhile. Files that change during the audit may
     cause errors, so the driver audits each partition with errors once more, as `logfs check` does. A segment that is
@@ -95,8 +96,8 @@ def verify(
         name = work.item.segment.partition
         if isinstance(outcome, UnreadableSegment):
             of_missing[name].append(_of_missing(outcome, is_error=outcome in missing))
-            # The segment was not audited. Add an `Account` which says that offsets may be missing in it. Without an
-            # account, `check_boundaries` would report all of its offsets as missing from the log.
+            # The segment was not audited. Add an `Account` which says that the segment may lack offsets. Without an
+            # account, `check_boundaries` would report all offsets of the segment as missing.
             planned = outcome.segment
             accounts[name].append(
                 Account(planned.path, planned.path, planned.base_offset, True, planned.next_offset)
@@ -157,11 +158,10 @@ class AuditSubject:
     log_start_offset: int
 
     def audit(self) -> tuple[list[Finding], Account | None]:
-        """Audit the segment, and return the findings and the segment's `Account`, which is never None.
+        """Audit the segment, and return the findings and the segment's `Account`.
 
-        `check_boundaries` compares the accounts of neighbouring segments. An account has the end of the segment and
-        the transactions that cross its boundaries. Raises `Gone` or `FileNotFoundError` if the planned segment does
-        not exist on this machine any more, and `OSError`.
+        The caller passes the accounts of all segments to `check_boundaries`. Raises `Gone` or `FileNotFoundError` if
+        the planned segment does not exist on this machine any more, and `OSError`.
         """
         segment = self.segment.open()
         findings: list[Finding] = []

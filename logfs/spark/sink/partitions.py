@@ -40,7 +40,7 @@ def planned_partitions(log_dirs: Iterable[str], topic: str | None) -> PlannedPar
 
 
 def check_staged(log_dirs: Iterable[str], staged: Iterable[tuple[str, StagedFile]]) -> None:
-    """In the driver, after a failed commit: raise `NotOnHost` if a staged file does not exist on this machine.
+    """In the driver, after a failed commit: raise `NotOnHost` if a partition lacks a staged file on this machine.
 
     `staged` has (host, file) for each staged file: the name of the host on which a task wrote it, and the file.
     """

@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 
 _Item = TypeVar("_Item", bound=np.generic)
 
-# The rows of a task are encoded in chunks. The size of a chunk is `_CHUNK_BYTES_EACH` times the number of partitions
-# (at least 4), so that the batches for each partition are large, but at most `_CHUNK_BYTES`, to save memory.
+# The rows of a task are encoded in chunks. A chunk is complete when it has `_CHUNK_BYTES_EACH` for each partition, so
+# that the batches of each partition are large. Fewer than four partitions count as four. To save memory, a chunk is
+# also complete when it has `_CHUNK_BYTES`.
 _CHUNK_BYTES_EACH = 1 << 20
 _CHUNK_BYTES = 32 << 20
 # This many successive records without a key go to the same partition, the next ones to the next partition.
@@ -101,7 +102,7 @@ class StagingTask:
             order = np.argsort(numbers, kind="stable")
             cuts = np.flatnonzero(np.diff(numbers[order])) + 1
             config = self._settings.log_config(topic)
-            # If the topic has LogAppendTime, the commit sets the timestamps later.
+            # Stage with CreateTime in any case: the commit sets the timestamps of a topic with LogAppendTime.
             form = batch_format(config)._replace(timestamp_type=TimestampType.CREATE_TIME)
             for part in np.split(order, cuts):
                 if not len(part):

@@ -104,7 +104,7 @@ class Create(PartitionRequest, operation="create"):
     settings: dict[str, str] = field(default_factory=dict)
 
     def run(self, store: Store, report: Report) -> Answer:
-        # Check this before any setting is changed, because the settings apply to the whole topic.
+        # Check the partition before any setting is changed, because the settings apply to the whole topic.
         store.check_creatable(self.partition)
         topic = names.parse_directory(self.partition).topic
         with store.settings.changing(topic, self.settings):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from logfs.log.disk.disk import Disk
 
-# Kafka ignores plain files in a partition directory whose names end in none of Kafka's suffixes (kafka-storage 1.1).
+# A broker ignores this file in a partition directory: its name has none of Kafka's suffixes (kafka-storage 1.1).
 FILE_NAME = "logfs.modes"
 
 
@@ -42,9 +42,9 @@ class PermissionTable:
     """The `Access` of the virtual files in a partition's directory, by name; "" is the name of the directory itself.
 
     A virtual file or subdirectory whose access was never set has the owner and the mode bits of the partition's
-    directory, without the bits that its node does not allow (`allowed_bits`): a file that cannot be written has at
-    most 0444. If the access of the directory itself was never set, its owner and mode bits are those of the directory
-    on the disk. A read-only store reads the table again whenever another process has changed it.
+    directory. The mode bits are limited to those that this kind of file may have, such as 0444 for a file that cannot
+    be written. If the access of the directory itself was never set, its owner and mode bits are those of the
+    directory on the disk. A read-only store reads the table again whenever another process has changed it.
     """
 
     def __init__(self, partition: _Partition) -> None:

@@ -49,7 +49,7 @@ class CompactionPlan(NamedTuple):
     def work_bytes(self) -> int:
         """The maximum number of bytes that a round reads and writes.
 
-        It reads dirty segments twice and clean segments once, and writes all of them once.
+        A round reads dirty segments twice and clean segments once, and writes all of them once.
         """
         return 2 * self.clean_bytes + 3 * self.cleanable_bytes
 
@@ -68,8 +68,8 @@ def plan_compaction(
     """Return which part of a log a round of compaction would clean at the time `now_ms` (ms since the epoch).
 
     `checkpoint` is the offset up to which the log was cleaned, None if it never was. A checkpoint outside of the log
-    is ignored: the log then counts as never cleaned. While a log has remote segments, as after tiering was switched
-    off, no part of it is cleaned.
+    is ignored: the log then counts as never cleaned. A log that still has remote segments, after tiering was switched
+    off, is not cleaned at all.
     """
     first_dirty = log.log_start_offset
     if log.segments[0].is_tiered:
@@ -87,7 +87,7 @@ def plan_compaction(
         bound = min(bound, next(young, bound))
     bound = max(bound, first_dirty)
     # Only whole segments are cleaned, so lower the bound to the base offset of the segment that it lies in. If the
-    # log starts within this segment, the bound is then below the first dirty offset, and nothing is cleanable.
+    # first dirty offset lies in this segment, too, the bound is now at or below it, and nothing is cleanable.
     bound = max(s.base_offset for s in log.segments if s.base_offset <= bound)
     cleanable = sum(segment.size_bytes for segment in dirty if segment.base_offset < bound)
     clean = sum(segment.size_bytes for segment in sealed if segment.base_offset < first_dirty)
@@ -113,8 +113,8 @@ class Compactor(Maintenance):
         self.running = make_lock(Level.COMPACTION)
         # The time of the last search for logs to compact, and the wait until the next search.
         self.timer = Timer(context.registry.opened_ms, 0)
-        # Rounds that were finished or aborted, and bytes read and written, since the store was opened. Then the last
-        # result of each partition, by name, and whether the last `run_due` failed.
+        # Since the store was opened: the finished rounds, the aborted rounds, and the bytes read and written. `last`
+        # has the last result of each partition, by name; `is_dead` tells whether the last `run_due` failed.
         self.rounds = 0
         self.aborted = 0
         self.bytes_read = 0
@@ -190,9 +190,9 @@ class Compactor(Maintenance):
 
         More than one round is needed if the keys do not all fit in memory. With `roll` the active segment is sealed
         first, so that it is compacted, too. `progress` is called with the number of bytes of each read and write.
-        Raises `InvalidSetting` if `cleanup.policy` has no `compact`, `CleaningAborted` if meanwhile segments are
-        cut or deleted, `compact` is removed from `cleanup.policy`, or the store is closed, `Corrupt` for damaged
-        records, `Unsupported` for records in old formats, `PartitionFailed` and `OSError`.
+        Raises `InvalidSetting` if `cleanup.policy` has no `compact`; `CleaningAborted` if meanwhile segments are
+        cut or deleted, `compact` is removed from `cleanup.policy`, or the store is closed; `Corrupt` for damaged
+        records; `Unsupported` for records in old formats; `PartitionFailed`; and `OSError`.
         """
         self._check(name)
         partition = self._registry.writable(name)
@@ -202,7 +202,7 @@ class Compactor(Maintenance):
         bound = self.plan(name).dirty.first_uncleanable
         while total.first_dirty < bound:
             done = self._round(name, progress)
-            # This round has also read what the rounds before it left.
+            # The sizes before this round include what the earlier rounds left: do not count that twice.
             total = done._replace(
                 bytes_before=total.bytes_before + done.bytes_before - total.bytes_after,
                 segments_before=total.segments_before + done.segments_before - total.segments_after,

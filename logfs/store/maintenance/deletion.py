@@ -1,9 +1,9 @@
 """Deletes partitions as Kafka does, and restores deleted partitions while their files still exist.
 
 A deletion renames the directory of a partition to a name that ends in `-delete`. `Upkeep` removes the directory after
-`file.delete.delay.ms`; after a crash, `PartitionLoader` reads when it is due. Until then the file `deletion.json` in
-the directory keeps what the store removes at once: the log start, the cleaner offset, the settings of the topic, and
-the committed offsets of groups.
+`file.delete.delay.ms`. Until then the file `deletion.json` in the directory keeps what the store removes at once: the
+log start, the cleaner offset, the settings of the topic, and the committed offsets of groups. The file also has the
+time at which the removal is due, which `PartitionLoader` reads when the store is opened.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Deletion(NamedTuple):
     def write(self, disk: Disk, directory: Path, *, is_finished: bool) -> None:
         """Write this object as `deletion.json` into a directory, durably. Raises `OSError`.
 
-        The file gets the argument `is_finished`; the field of the same name is ignored, and does not change.
+        The file gets the value of the argument `is_finished`, not that of this object's field.
         """
         told = {**self._asdict(), "settings": dict(self.settings), "is_finished": is_finished}
         write_mark(disk, directory / DELETION, told)
@@ -212,7 +212,7 @@ class Deleter(Maintenance):
             raise
 
     def _keep(self, kept: Deletion, partition: Partition) -> bool:
-        """Write `kept` as `deletion.json` into the directory of a partition to delete; return whether this succeeded.
+        """Write `kept` as `deletion.json` into the directory of `partition`; return whether this succeeded.
 
         After an error, which is logged, a `deletion.json` that an earlier deletion may have left there is removed.
         """
@@ -229,8 +229,8 @@ class Deleter(Maintenance):
     def finish(self) -> None:
         """Finish deletions that a crash has interrupted: remove committed offsets and settings. Errors are logged.
 
-        Does nothing unless all log directories of the store are open, because one that is not open may have a new
-        partition of the same name.
+        Does nothing unless all log directories of the store are open: one that is not open may have a new partition
+        with the name of the deleted one.
         """
         registry = self._registry
         if not registry.is_whole:
@@ -393,9 +393,9 @@ class Deleter(Maintenance):
         return chosen
 
     def _settings_of(self, found: _Found) -> Mapping[str, str]:
-        """Return the settings of a deleted partition's topic, as they were when a partition of it was last deleted.
+        """Return the settings of a deleted partition's topic, as kept by the last deletion of one of its partitions.
 
-        Only those partitions count that can still be restored.
+        Deletions that can no longer be undone are left out.
         """
         topic = names.parse_directory(found.kept.partition).topic
         alike = [each for each in self._of(topic, self._found()) if each.topic_id == found.topic_id]

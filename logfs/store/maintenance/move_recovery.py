@@ -61,8 +61,9 @@ def finish_or_undo(
     """Finish or undo the unfinished moves of the partitions that `wanted` selects.
 
     `found` maps each log directory to the partition directories in it. For a finished move, this function adds the
-    partition's new directory to `partitions` there, and schedules the original for removal. If a move can be neither
-    finished nor undone, this is logged, and the partition is offline unless a directory has its name.
+    partition's new directory to `FoundDirectories.partitions` of the new log directory, and schedules the original
+    for removal. If a move can be neither finished nor undone, an error is logged. The partition is then offline,
+    unless a directory has its name.
     """
     homes = {name: log_dir for log_dir, each in found.items() for name, *_ in each.partitions}
     strays = {path: log_dir for log_dir, each in found.items() for path in each.strays}
@@ -108,11 +109,16 @@ def _finish_or_undo(
     """Finish or undo one move, whose copy is at `path`. Return the directory of a finished move, else None.
 
     `is_there` tells whether a directory with the partition's name exists in one of the log directories.
-    `has_original_left` tells whether the copy is complete and the original was renamed to `-stray`. The move is
-    undone if only `is_there` is true, and finished if only `has_original_left` is true. Otherwise it can be neither
-    undone nor finished, and this raises `InvalidStore`. If `is_there` is false and another process may still be
-    moving the partition (`LogDir.live`), nothing is done. A read-only store changes no files: for a finished move, it
-    returns `path`.
+    `has_original_left` tells whether the copy is complete and the original was renamed to `-stray`. The first
+    of these cases that applies decides:
+
+    - Both are true: the move can be neither undone nor finished. Raises `InvalidStore`.
+    - `is_there` is true: the move is undone.
+    - Another process may still be moving the partition (`LogDir.live`): nothing is done.
+    - Both are false: the move can be neither undone nor finished. Raises `InvalidStore`.
+    - `has_original_left` is true: the move is finished.
+
+    A read-only store changes no files; in the last case it returns `path`.
     """
     if is_there and has_original_left:
         raise InvalidStore(
@@ -162,7 +168,7 @@ def _remove_original(
     try:
         if _is_noted(home, final, path):
             doomed = path.with_name(names.deleted_directory(name, names.unique_part(path.name)))
-            # As after a move that was not interrupted (`Mover`).
+            # Remove the topic id first, for the reason given in `Mover._schedule_removal`.
             log_dir.disk.unlink(path / names.PARTITION_METADATA)
             log_dir.disk.rename(path, doomed)
             registry.deletions[doomed] = registry.clock()

@@ -230,8 +230,8 @@ class Mover(Maintenance):
         unique = names.unique_part(stray.name)
         doomed = source.path / names.deleted_directory(partition.name, unique)
         try:
-            # Without its topic id, the directory is not taken for that of a deleted partition, whose remote segments
-            # are deleted with it.
+            # Remove the topic id: without it, upkeep does not take this directory for that of a deleted partition,
+            # and deletes no remote segments.
             source.disk.unlink(stray / names.PARTITION_METADATA)
             with registry.disk.naming:
                 source.disk.rename_unsynced(stray, doomed)

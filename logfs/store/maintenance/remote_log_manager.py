@@ -279,7 +279,7 @@ class RemoteLogManager(Maintenance):
             metadata.end_deletion(remote)
 
     def _is_only_copy(self, partition: Partition | None, begun: RemoteSegment) -> bool:
-        """Whether `begun`, whose copy is not recorded as finished, is the only copy of its records.
+        """Whether the records of `begun` are nowhere else, although its copy is not recorded as finished.
 
         `begun` is a remote segment. `partition` is its partition, None if the partition was deleted. A local segment
         is dropped only after its copy is finished. So if the records are no longer in a local segment, the copy was

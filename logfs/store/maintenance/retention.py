@@ -104,7 +104,7 @@ def plan_retention(
     since the epoch. `copied_end` is the offset after the last segment that was copied to the object store, None if
     the log is not tiered. Records at or above the offset of `unread` are not deleted by size or age.
     """
-    # Read these offsets before the timestamps, so that the new log start is not above records appended meanwhile.
+    # Read these offsets before the timestamps: the new log start must not be above records that are appended later.
     starts = [log_start_offset, *(segment.next_offset for segment in segments)]
     reason = f"it lies below the log start offset {log_start_offset}"
     below = takewhile(lambda pair: pair[1].base_offset <= log_start_offset, pairwise(segments))

@@ -147,7 +147,8 @@ class Backoff:
         ends_ms = [
             since + wait for (each, _), (_, since, wait) in self._failed.items() if each is task
         ]
-        # Work whose wait has ended was not attempted now, for example because its partition is paused.
+        # Leave out work whose wait has ended: the task did not attempt it, for example because its partition is
+        # paused.
         waits_ms = [end_ms - now_ms for end_ms in ends_ms if end_ms > now_ms]
         return Timer(now_ms, min([*waits_ms, interval_ms(task, broker)]) if waits_ms else None)
 

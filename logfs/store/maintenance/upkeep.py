@@ -216,13 +216,12 @@ class Upkeep(Maintenance):
             logger.info("%s: removed", path)
 
     def _forget_remote(self, disk: Disk, path: Path) -> bool:
-        """Record that the remote segments of a deleted partition are to be deleted; return whether `path` can go.
+        """Record that a deleted partition's remote segments are to be deleted; return whether `path` may be removed.
 
-        `path` is the `-delete` directory of the partition. Nothing is recorded if the partition has no remote
-        segments. Nothing is recorded, either, if another directory has the same partition with the same topic id,
-        because the partition exists again or was deleted twice: the remote segments go with the last of these
-        directories. Returns False, and records nothing, if the store has remote segments and the partition may exist
-        in a log directory that is not open. Otherwise returns True.
+        `path` is the `-delete` directory of the partition. If the store has remote segments, and the partition may
+        exist in a log directory that is not open, this records nothing, and returns False. Otherwise it returns True.
+        If the partition exists again or was deleted twice, several directories may have it with the same topic id.
+        Then nothing is recorded before the last of them is removed.
         """
         registry, name = self._registry, names.classify_directory(path.name)[1]
         topic_id = read_topic_id(disk, path)

@@ -311,8 +311,8 @@ def trusts_indexes(store: Store, partition: Log, segment: Segment) -> bool:
     """
     log_dir = store.registry.homes[partition.name.directory]
     if segment.disk.is_remote:
-        # In a bucket, the indexes are complete. But if the end of a segment is ignored, because the next segment has
-        # the same batches, the indexes have entries beyond the segment.
+        # In a bucket, the indexes are complete. But if the next segment has the last batches, too, they are ignored
+        # in this segment, and its indexes have entries beyond the part that is read.
         return not segment.disk.is_cut(segment.file)
     if log_dir.clean:
         return True

@@ -61,7 +61,7 @@ class RemoteLogMetadata:
             lambda: {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"},
             "the descriptions of remote segments",
         )
-        # With another number, the records about most partitions would be looked for in other metadata partitions.
+        # Refuse another number of metadata partitions: most records would then be looked for in the wrong one.
         registry.settings.broker_checks.append(self._topic.check_count)
         self._lock = make_lock(Level.METADATA)
         self._replays: dict[int, _Replay] = {}

@@ -78,11 +78,11 @@ class TieredLog:
     def segments_between(self, log_start_offset: int, offset: int) -> list[Segment]:
         """Return the remote segments that overlap [`log_start_offset`, `offset`), and a `MissingSegment` per gap.
 
-        Reads of a `MissingSegment` raise an error. The offsets between two remote segments are a gap, and those from
-        the last one up to `offset`. If the log's first offset is known (the attribute `begin` is not None), the
-        offsets before the first remote segment are a gap, too, from `begin` or `log_start_offset` on, whichever is
-        higher. For example, if `begin` is 0, `offset` is 30, and the remote segments have [0, 10) and [20, 30), a
-        `MissingSegment` fills [10, 20).
+        Reads of a `MissingSegment` raise an error. A gap lies between two remote segments, or between the last one
+        and `offset`. If the log's first offset is known (the attribute `begin` is not None), there may also be a gap
+        before the first remote segment: it begins at `begin` or `log_start_offset`, whichever is higher. For example,
+        if `begin` is 0, `offset` is 30, and the remote segments have [0, 10) and [20, 30), a `MissingSegment` fills
+        [10, 20).
         """
         found: list[Segment] = []
         end = None if self.begin is None else max(self.begin, log_start_offset)
@@ -220,10 +220,10 @@ class TieredLogs:
     ) -> None:
         """Put the remote segments of a partition, if it has any, in front of its log, which was just loaded.
 
-        The log then begins at `log_start_offset`, the offset in the checkpoint, or at the offset of its first leader
-        epoch if that is higher. If a later offset is in no segment, reads of it raise an error. In three cases, the
-        offsets before the first segment do not count as missing: the log begins at this segment, unless
-        `log_start_offset` is higher:
+        The log then begins at `log_start_offset` (from the checkpoint) or at the offset of its first leader epoch,
+        whichever is higher. Reads of a later offset that is in no segment raise an error. In three cases, the offsets
+        before the first segment do not count as missing. The log then begins at this segment or at
+        `log_start_offset`, whichever is higher:
 
         - if the log has no leader epoch;
         - in a broker's directory (`is_brokers`), because a broker deletes segments before it writes the epochs;
@@ -253,10 +253,10 @@ class TieredLogs:
     def _between(self, partition: Log, log_start_offset: int, offset: int) -> Sequence[Segment]:
         """Return the remote segments from the log start up to `offset`; an empty list if the topic is not tiered.
 
-        A reader calls this after it has listed the local segments, because another process may have changed the log
-        since it was loaded. If the topic is not tiered, its settings are read again: tiering may be enabled by now.
-        The log start is read again from the checkpoint: it may be above `log_start_offset` by now, and the deleted
-        segments below it must not count as missing.
+        `LivePartition` calls this whenever it has listed the local segments, because another process may have changed
+        the log. If the topic is not tiered, its settings are read again: tiering may be enabled by now. The log start
+        is read again from the checkpoint: it may be above `log_start_offset` by now, and the deleted segments below
+        it must not count as missing.
         """
         log = self.of(partition)
         if log is None:
