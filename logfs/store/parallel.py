@@ -69,7 +69,7 @@ def for_each(
     try:
         with suppress(RuntimeError, MemoryError):
             for _ in range(min(threads, len(todo)) - 1):
-                # Not `Thread.start`: if the thread dies before it runs, for lack of memory, `start` waits forever.
+                # `start` of a `Thread` would wait forever for a thread that dies before it runs, for lack of memory.
                 _thread.start_new_thread(help_with_run, ())
         run()
         join()
