@@ -139,15 +139,15 @@ class NotWritable(LogfsError):
 
 
 class PartitionFailed(LogfsError):
-    """The partition takes no more writes until it is reopened: a write or fsync failed, or the store is closed.
+    """The partition takes no writes until the store is reopened: a change of it has failed, or it is offline.
 
-    The same holds after a failed move to another log directory, and after a failed deletion. Also raised if the
-    partition is offline, or if it could not be loaded before the store was closed. The copy of a segment to an object
-    store raises it if the segment leaves the log or the store is closed before the copy ends; the partition itself
-    has not failed then.
-
-    A failed fsync is not tried again: the kernel may have dropped the dirty pages, and a second fsync would report
+    Such a change is, for example, a write, an fsync, a truncation, a deletion, or a move to another log directory. A
+    failed fsync is not tried again: the kernel may have dropped the dirty pages, and a second fsync would report
     success for lost data.
+
+    Also raised if the store is closed (`StoreClosed`), or was closed before the partition could be loaded. In one
+    case the partition has not failed: a segment was to be copied to an object store, and before the copy ended, the
+    segment left the log or the store was closed.
     """
 
 
@@ -158,8 +158,9 @@ class StoreClosed(PartitionFailed, ValueError):
 class LogDirFailed(PartitionFailed, OSError):
     """The partitions of a log directory are offline: it had a storage error, or was removed or replaced.
 
-    Reopen the store to use the partitions again. The error corresponds to Kafka's KafkaStorageException. The `errno`
-    of the error is None, so that callers do not take the failure for a full disk.
+    Also raised in a forked child of the process that opened the store, and for a change after the store was closed.
+    Reopen the store to use the partitions again. The error corresponds to Kafka's KafkaStorageException. It is an
+    `OSError` whose `errno` is None, so code that checks the errno for a full disk (ENOSPC) does not handle it.
     """
 
 

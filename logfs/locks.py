@@ -2,7 +2,8 @@
 
 `make_lock` and `make_rlock` make these locks. Each lock has a `Level`, and the order of the levels is the order of
 the locks: a thread that holds a lock waits only for locks of later levels. The one exception is a commit of staged
-batches: it takes `Flusher.lock` and `Log.lock` of its first partition, then those of its second partition, and so on.
+batches. It takes both locks of its first partition, `Flusher.lock` and `Log.lock`, then both locks of its second
+partition, and so on.
 `docs/threads.md` has the rules and the table. In the tests, the two functions make locks that check the order.
 """
 

@@ -45,10 +45,11 @@ class Consumer:
 
     With `auto_commit`, `next` commits, at most once a second, the records that earlier calls returned. `close` and
     the end of a `with` block commit all returned records. If an error ends the block, there is no commit at its end.
-    Without `auto_commit`, only `commit` commits. A commit is durable when it returns. If the store is open read-only,
-    the process that has mounted the log directories does the commit; without a mount, the directories are opened for
-    writing during the commit. While another process holds the lock of the log directories, `next` postpones its
-    commits, and `commit` and a `close` that commits raise `StoreLocked`.
+    Without `auto_commit`, only `commit` commits. A commit is durable when it returns.
+
+    If the store is open read-only, a commit is sent to the mount of the log directories. Without a mount, the
+    directories are opened for writing during the commit. If another program, such as a broker, has locked them, this
+    fails: `next` then tries again later, and `commit` and a `close` that commits raise `StoreLocked`.
 
     If a partition was truncated below the offset that this member has reached, a warning is logged. If this process
     has truncated the log, or if the new records have a new leader epoch, the member continues where the new records
@@ -135,9 +136,9 @@ class Consumer:
         """Return the next record.
 
         The record that the previous call returned counts as consumed from now on, so automatic commits include it.
-        Raises `StopIteration` if no record comes within the timeout, but not while another member has yet to release
-        a partition to this member. Raises `ValueError` if the consumer is closed, `UnknownPartition` if a topic no
-        longer exists, and `DamagedRange` once for each damaged range: the next call goes on after it.
+        Raises `StopIteration` if no record comes within the timeout. The call waits longer if another member must
+        first release a partition to this member. Raises `ValueError` if the consumer is closed, `UnknownPartition` if
+        a topic no longer exists, and `DamagedRange` once for each damaged range: the next call goes on after it.
         """
         since = time.monotonic()
         while True:
@@ -209,8 +210,9 @@ class Consumer:
     def _join_if_due(self) -> None:
         """Release the partitions now assigned to other members, and start to read those assigned to this member.
 
-        If a partition was deleted and created again, this member first releases the old one. After a join, calls do
-        nothing for 0.1 seconds, or for ten times the duration of the join if that is longer.
+        This is called a join. Before it, this member releases each partition that was deleted and created again, to
+        begin anew with the new one. A call does nothing if the last join ended less than 0.1 seconds ago, or less
+        than ten times its own duration ago.
         """
         now = time.monotonic()
         if now < self._join_at:
@@ -328,10 +330,9 @@ class Consumer:
     def _go_back(self, name: str, place: Place, log: Log) -> Place:
         """Return the place at which to go on in a partition, after a check for a truncation.
 
-        `place` has the next offset to read, and `log` is the partition's log. If no truncation of `log` below this
-        offset is noticed, `place` is returned unchanged. Otherwise a warning is logged. The returned place then has
-        the offset at which the new records begin if that is known, else the lower of the log end and the offset in
-        `place`.
+        `place` has the next offset to read, and `log` is the partition's log. If, as far as known, `log` was not
+        truncated below this offset, returns `place`. Otherwise logs a warning, and goes on at the offset at which the
+        new records begin. If that is unknown, goes on at the log end, or at the offset in `place` if this is lower.
         """
         cut = self._reached[name].truncation_below(log, place.taken)
         if cut is None:
@@ -355,7 +356,7 @@ class Consumer:
             self._try_to_commit({name: each.taken for name, each in self._member.places.items()})
 
     def _try_to_commit(self, offsets: dict[str, int]) -> bool:
-        """Commit `offsets`, by partition. Return False if another process holds the log directories."""
+        """Commit `offsets`, by partition name. Return False if another process has locked the log directories."""
         try:
             self._member.commit(offsets)
         except StoreLocked as error:

@@ -182,8 +182,8 @@ class Partition:
     def newest(self, key: Value, *, isolation: str = "read_uncommitted") -> Record | None:
         """Return the newest record with a key; None if there is none, or if it is a tombstone.
 
-        The first call reads the log, except the part that a saved key index covers. Later calls read only the records
-        that were appended since.
+        The first call reads the log to build an index of the keys. If an index is saved on the disk, it reads only
+        the part of the log that this index does not cover. Later calls read only the records appended since.
         """
         plain = as_bytes("key", key)
         if plain is None:

@@ -51,9 +51,9 @@ def open(
     With "r+", an empty directory becomes a new store; with `create`, a missing directory does, too. With `upkeep`, a
     thread calls `Store.upkeep` every second. Without it, the program should call `Store.upkeep` regularly.
 
-    Raises `TypeError` for a path that is no str or `Path`, `InvalidName` for a mode other than "r" and "r+", and for
-    `create` with "r", `StoreLocked` if another process has locked a directory, `InvalidStore` if a path is not a log
-    directory, `InvalidSetting` and `Corrupt` for wrong or damaged settings files, and `OSError`.
+    Raises `TypeError` for a path that is no str or `Path`. Raises `InvalidName` for a mode other than "r" and "r+",
+    or for `create` with "r". Raises `StoreLocked` if another process has locked a directory, `InvalidStore` if a path
+    is not a log directory, `InvalidSetting` and `Corrupt` for wrong or damaged settings files, and `OSError`.
     """
     if mode not in ("r", "r+"):
         raise InvalidName(f"mode {mode!r}: give 'r' to read, or 'r+' to read and write")
@@ -235,9 +235,10 @@ class Store(Mapping[str, Partition]):
     def undelete(self, name: str) -> None:
         """Restore a partition or a topic that was deleted less than `file.delete.delay.ms` ago.
 
-        The offsets that groups had committed for it are restored, too. Raises `UnknownPartition` if there is nothing
-        to restore, `PartitionExists` if the partition was created again, and `InvalidStore` if a new topic has the
-        name of the deleted one.
+        The offsets that groups had committed for it are restored, too. Raises `PartitionExists` if the partition
+        exists, or if the topic exists and none of its partitions can be restored. Raises `UnknownPartition` if
+        neither exists and nothing can be restored, and `InvalidStore` if the deleted partition belongs to an earlier
+        topic of the same name.
         """
         self._for_writing(name).undelete_all(name)
 

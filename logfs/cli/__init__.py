@@ -3,9 +3,10 @@
 Each command is one file, imported only when the command runs, so that `logfs --help` starts fast. A command module
 has `add_arguments(parser)` and `run(arguments) -> int`, which returns the exit code: 0 for success, 1 for an error in
 the data or the system, 2 for wrong usage. `umount` also returns 3. `consume` returns 128 plus the number of the
-signal that ends it, and `top` 143 after SIGTERM. After Ctrl-C, `mount -f`, `top` and `volume-plugin` return 0. The
-commands of `_READ_ONLY` other than `volume-plugin` are killed by SIGINT, for which a shell reports 130. All other
-commands return 130 after Ctrl-C.
+signal that ends it, and `top` 143 after SIGTERM.
+
+After Ctrl-C, `mount -f`, `top` and `volume-plugin` return 0. The other commands that do not write to log directories
+(`_READ_ONLY`) are killed by the signal, and a shell reports 130 for them. All other commands return 130.
 
 Commands share `common` (arguments, opening a store, tables, errors), `service_manager` (messages to systemd) and
 `watch` (the snapshots that `status` and `top` show). `cat`, `tail` and `consume` also share `selection` (which
@@ -102,8 +103,8 @@ _SECRET = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+:[/\\]+)(\S*[@?#%]\S*|\S*;\S+)")
 def without_secrets(message: str) -> str:
     """Return a message without the passwords of URLs: http://user:secret@host becomes http://***.
 
-    If the part of a URL after the scheme has `@`, `?`, `#` or `%`, or a `;` that is not its last character, a
-    password may be in it. `***` then replaces this whole part.
+    `***` replaces all of a URL after the scheme if a password may be in it: if it has `@`, `?`, `#` or `%`, or a `;`
+    before its last character.
     """
     return _SECRET.sub(r"\1***", message)
 

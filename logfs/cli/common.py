@@ -174,8 +174,8 @@ def with_whole_store(log_dirs: Sequence[Path]) -> list[Path]:
     """Return the given log directories, then the other existing log directories of the same store.
 
     Use this to find the committed offsets of groups: they may be in any log directory of the store. The file
-    `logfs.dirs` in each log directory lists all log directories of the store. Raises `OSError` if this file cannot be
-    read in one of the other directories. In a given directory, a file that cannot be read is ignored.
+    `logfs.dirs` in each log directory lists all log directories of the store. If this file of a given directory
+    cannot be read, it is ignored. If that of another directory cannot be read, raises `OSError`.
     """
     from logfs.log.disk.disk import ReadOnlyDisk
     from logfs.store.directory.log_dir import store_dirs, whole_store
@@ -312,9 +312,9 @@ def partition(store: Store, wanted: Target) -> Log:
 def check_partition_exists(wanted: Target) -> None:
     """Raise `UnknownPartition` if no log directory has a directory of the partition.
 
-    A directory of the partition that ends in `-delete` is enough, because a move leaves one in the old log directory.
-    Raises `OSError` if the partition is not found and a log directory could not be searched, and `NotWritable` for a
-    bucket.
+    A directory of the partition that ends in `-delete` also counts: a move leaves one in the old log directory. The
+    command then goes on, and its own error says where the partition is now. Raises `OSError` if the partition is not
+    found and a log directory could not be searched, and `NotWritable` for a bucket.
 
     Call this before the store is opened for writing, which rewrites the clean-shutdown marker: a command for a
     missing partition must not change the directories.

@@ -323,11 +323,11 @@ class _Consumer:
         self._member.join([*self._logs], self._release)
 
     def _go_back(self) -> None:
-        """In each log that was truncated below the next offset to consume, go back, and print a warning.
+        """Go back in each log that was truncated below the next offset to consume, and print a warning.
 
-        The member goes back to the offset at which the new records begin. If this offset is unknown, it goes back to
-        the log end. If it is unknown, and the log has grown to the next offset to consume or beyond, the member stays
-        at that offset. It then leaves out the new records below it, and `is_whole` becomes False.
+        The member goes back to the offset at which the new records begin or, if this offset is unknown, to the log
+        end. If the offset is unknown and the log end is not below the next offset to consume, the member cannot go
+        back: it leaves out the new records below the next offset, and `is_whole` becomes False.
         """
         for name, place in [*self._member.places.items()]:
             log = self._logs[name].reader.log

@@ -73,8 +73,8 @@ def source_of(arguments: argparse.Namespace) -> tuple[re.Pattern[str], dict[str,
 def run(arguments: argparse.Namespace) -> int:
     """Mirror topics until Ctrl-C; with `--once`, end after the batches that the cluster has at the start.
 
-    Returns the exit code: 1 if `Mirror.progress` has problems at the end, such as a topic that cannot be mirrored,
-    else 0. Raises the errors of `source_of`, of opening a store and of `Mirror`.
+    With `--once`, returns 1 if `Mirror.progress` has problems at the end, such as a topic that cannot be mirrored,
+    else 0. Raises `KeyboardInterrupt` at Ctrl-C, and the errors of `source_of`, of opening a store and of `Mirror`.
     """
     from logfs.cluster.cluster import Cluster
     from logfs.mirror.mirror import Mirror

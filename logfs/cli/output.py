@@ -157,10 +157,10 @@ class Printer:
     def _start_of_last(self, reader: Reader, end: int, count: int) -> int:
         """Return the offset of the first of the last `count` records below `end`; `end` for a `count` of 0.
 
-        Returns the log start offset if there are fewer records. With a filter, only records that pass it count, and
-        the result may be lower: at least `count` such records lie between it and `end`. Without a filter, the result
-        for a `count` above `FEW` may be wrong beside damage, or if records were appended at or above `end`: they are
-        counted, too.
+        If there are fewer records, returns the log start offset. With a filter, only the records that it admits
+        count, and the result may be too low: at least `count` of them lie in [result, end). Without a filter, the
+        result for a `count` above `FEW` is not checked: it may be wrong if the log has damage, and is too high if
+        records were appended at or above `end`, because these count, too.
         """
         if self._filter is None:
             with suppress(DamagedRange):

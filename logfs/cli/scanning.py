@@ -56,15 +56,14 @@ class LogScan(Generic[T]):
 
         The scan calls `read(reader, start, stop, by_record)`, which must yield pairs (offset, part) for the offsets
         [start, stop). A part has the next records. All records below `offset` must be in this part or in earlier
-        ones. `read` may end before `stop`: the scan then calls it again for the rest. If `by_record` is True, `read`
-        must read record by record, because a read in larger pieces would meet the same damage again. `read` must
-        raise these errors:
+        ones, because the scan continues at `offset` if it must call `read` again. `read` may end before `stop`: the
+        scan then calls it for the rest. If `by_record` is True, `read` must read record by record, because a read in
+        larger pieces would meet the same damage again. `read` must raise these errors:
 
         - `DamagedRange` at damage.
-        - `Gone` if another process has deleted or cut a file. The scan then calls `read` again from the last
-          `offset`.
-        - `OffsetOutOfRange` in that case, instead of `Gone`, if `read` has already yielded records from the last
-          `offset` on: another call would yield them twice.
+        - `Gone` if another process has deleted or cut a file. The scan then calls `read` again.
+        - `OffsetOutOfRange` instead of `Gone` if the parts so far have records at or above the last `offset`: another
+          call would yield these records twice.
         """
         self.log = log
         self._start = start
@@ -204,11 +203,12 @@ def _may_hide_damage(segment: Segment, size_bytes: int) -> bool:
     """Whether a segment has damage that a read of its text may not notice.
 
     A read of the text skips batches without text, such as control batches, and the damage next to them. There is no
-    such damage if the text has as many records as the segment has offsets. A compacted segment (`segment.gaps`) also
-    counts as undamaged, because its missing offsets are no damage. Any other segment is scanned for damage.
+    such damage if the text has as many records as the segment has offsets. If fewer, the segment is scanned for
+    damage, but not if `segment.gaps` is True: missing offsets are then normal, as after compaction, and the result is
+    False.
 
-    `size_bytes` is the present size of the segment. It is part of the cache's key, so that a segment that has grown
-    is scanned again.
+    `size_bytes` is the present size of the segment. It is only part of the key of `lru_cache`: a segment that has
+    grown is scanned again.
     """
     from logfs.log.segment import batch_scanner
 

@@ -310,7 +310,10 @@ class _Live:
                     before, seen, due = after, now, now + self.interval
 
     def _press(self, pressed: str) -> bool:
-        """Apply the pressed keys, and return whether to continue. `pressed` is "" if the terminal is closed."""
+        """Apply the pressed keys: change the sort order, or return False for `q`.
+
+        Also returns False if `pressed` is "", because the terminal is closed.
+        """
         for name, (letter, _) in SORTS.items():
             if letter in pressed:
                 self.sort = name

@@ -98,7 +98,8 @@ class Wanted(NamedTuple):
         """Return the next `Wanted` of this partition, which begins after the batches in `found`.
 
         `found` is the response for this partition. Returns None if `found.diverging` is set, because the two logs
-        differ then, or if a batch in `found` is damaged. The CRC of a batch of magic 2 is not checked.
+        differ then. Also returns None if a batch in `found` has an impossible length or, with magic 0 or 1, a wrong
+        CRC or content. The CRC of a batch of magic 2 is not checked.
         """
         if found.diverging is not None:
             return None
@@ -131,8 +132,8 @@ class Fetched(NamedTuple):
 class Outgoing(NamedTuple):
     """One batch to send to a partition.
 
-    `data` is the whole batch, with the base offset 0. `records` is the number of its records. `offset` is the offset
-    that the broker must assign as base offset: the log end offset of the partition in the cluster.
+    `data` is the whole batch, with the base offset 0. `records` is the number of its records. `offset` is the base
+    offset that it is expected to get: the log end offset of the partition in the cluster.
     """
 
     topic: str
@@ -179,12 +180,12 @@ class EpochEnd(NamedTuple):
 
 
 class Cluster:
-    """Connections to the brokers of a cluster. This is a context manager. Any thread may call its methods.
+    """Connections to the brokers of a cluster, one to each broker. This is a context manager.
 
-    While a broker answers a fetch, other requests to it over the same connection wait. Methods raise `ClusterError`
-    if the cluster cannot be reached, refuses the credentials or answers with an error. An error of a single partition
-    is not raised by methods whose results have a field `error`: it is returned in this field. The parameter `node` of
-    a method is the node id of the broker to ask.
+    Any thread may call the methods. While a broker works on a fetch, all later requests of this object to the broker
+    wait. Methods raise `ClusterError` if the cluster cannot be reached, refuses the credentials or answers with an
+    error. An error of a single partition is not raised by methods whose results have a field `error`: it is returned
+    in this field. The parameter `node` of a method is the node id of the broker to ask.
     """
 
     def __init__(self, servers: str, options: Mapping[str, Any]) -> None:
@@ -373,7 +374,8 @@ class Cluster:
     def epoch_ends(self, node: int, wanted: Sequence[Wanted]) -> list[EpochEnd]:
         """Return for each partition in `wanted` the offset at which its `last_epoch` ends in the leader's log.
 
-        The broker must lead the partitions. An epoch ends at the offset after its last record (kafka-storage 10.5).
+        The broker must lead the partitions. An epoch ends where the leader's next epoch starts, and the latest one at
+        the log end offset (kafka-storage 10.5).
         """
         from kafka.protocol.consumer.offsets import OffsetForLeaderEpochRequest
 

@@ -61,9 +61,9 @@ def kafka_python() -> Any:
 def large_reads() -> dict[str, str]:
     """Return a keyword argument that makes kafka-python's clients read up to 256 KiB at a time, except over TLS.
 
-    Without it, kafka-python reads 4 KiB at a time, and waits for the GIL after each read while other threads append.
-    The argument is `proxy_url`: kafka-python selects its socket class by the scheme of this URL. The scheme given
-    here selects the class `LargeReads` below, and no proxy is used.
+    By default kafka-python reads 4 KiB at a time. While other threads append, it has to wait for the GIL after each
+    read, so few large reads are faster. The argument is `proxy_url`, by whose scheme kafka-python selects its socket
+    class. The scheme given here selects the class `LargeReads` below; no proxy is used.
     """
     from kafka.net.inet import KafkaNetSocket
 

@@ -135,9 +135,9 @@ def audit(
     that another process writes the log: it is then no problem if the last entry of an index is missing or the index
     ends in preallocated space.
 
-    Damage that lies wholly below `log_start_offset` yields only a note, because its records were deleted anyway.
-    Missing offsets are damage, too. `report` is called with the size in bytes of each part that was read: some
-    batches, or a damaged range. Raises `OSError`, and `Gone` if another process removes or cuts files meanwhile.
+    Damage, such as missing offsets, yields only a note if it lies wholly below `log_start_offset`, because its
+    records were deleted anyway. `report` is called with the size in bytes of each part that was read: some batches,
+    or a damaged range. Raises `OSError`, and `Gone` if another process removes or cuts files meanwhile.
     """
     # Offsets must not be missing between remote segments: a topic is not compacted while it is tiered.
     gaps = segment.gaps and not segment.disk.is_remote
@@ -313,7 +313,7 @@ class _IndexAudit:
     """The audit of one index while the log is read. The entries after a wrong entry are not checked.
 
     `rising` has the names of the fields whose values rise from entry to entry, each with a value that the first entry
-    must exceed. The first of these fields tells how far into the log an entry points.
+    must exceed. The first of these fields is the position or the offset in the log to which an entry points.
     """
 
     dtype: np.dtype[np.void]

@@ -3,7 +3,7 @@
 One difference is deliberate. Kafka cuts the log at the first bad batch and deletes every later segment, which is
 right if replicas hold the data, but loses data on a single node. Here only a torn tail is cut off
 (`_LogLoader._is_torn`): invalid bytes at the end of a segment that do not begin with a whole batch, in a log that was
-not closed properly. In the last segment, the first offset of these bytes must be at or above the recovery point. In
+not closed properly. In the last segment, the offset after the last batch must be at or above the recovery point. In
 an earlier segment, the next segment must begin at the offset after the last batch. A torn tail is kept in a `.torn`
 file, unless it is all zeros. Segments at the end of the log that contain no batch are deleted if they begin at or
 after the recovery point and the log before them has lost its end (`_LogLoader._ends_early`). Damage anywhere else
@@ -76,7 +76,8 @@ class LoadStart(NamedTuple):
     - `compacted`: compaction may have removed records, so a missing offset is not damage.
     - `rebuild`: read all of the log and rebuild every index, even if it was closed properly.
     - `producer_expiration_ms`: how long an idle producer is remembered.
-    - `end`: where the log ends for a read-only store, which ignores all later bytes; None for the end of the files.
+    - `end`: the file position at which a read-only store ends the log, ignoring all later bytes; None if the log
+      ends with its files.
     - `is_tiered`: the log may begin below its first local segment, in an object store.
     """
 
@@ -271,8 +272,9 @@ class _LogLoader:
     def _end_of(self, base_offset: int, files: Files, path: Path | None = None) -> int:
         """Return the offset after the last batch of a compacted segment that is to replace other segments.
 
-        In a writable store, `path` is that of the .log file, and still ends in `.swap`. In a read-only store, it is
-        None: the file is found by its inode number in `files`, which maps suffixes (".log") to such numbers.
+        `files` maps the suffixes of the segment's files (".log") to their inode numbers. A read-only store finds the
+        .log file by its inode number. In a writable store, `path` is the path of the .log file, and still ends in
+        `.swap`.
         """
         segment = self._open_segment(base_offset, files)
         segment.path = path or segment.path
@@ -367,9 +369,12 @@ class _LogLoader:
         """Return the log end offset of a log that was closed properly, as far as snapshots and indexes show it.
 
         `last` is the last segment. `snapshots` are the offsets of the producer snapshots, ascending. The result is
-        the greatest of these offsets: that of the newest snapshot, the one after the last entry of the offset index
-        and of the time index (after the base offset if the index is empty), and that of the last entry of the text
-        index. Offsets above the segment's `limit_offset` are ignored. The result is 0 if no offset is left.
+        the greatest of these offsets that is not above the segment's `limit_offset`, or 0 if there is none:
+
+        - the offset of the newest snapshot;
+        - the offset after the last entry of the offset index, and that after the last entry of the time index (an
+          empty index counts as one with an entry at the base offset);
+        - the offset of the last entry of the text index.
         """
         known = [0, *snapshots[-1:]]
         limit = last.limit_offset
@@ -607,9 +612,9 @@ class _LogLoader:
         """Whether `damage` is a torn tail of a segment: what a crash left at the end of a file of `size` bytes.
 
         The log must not have been closed properly, and the bytes must not begin with a whole batch. In the last
-        segment (`is_last`), their first offset must be at or above the recovery point. In an earlier segment, their
-        first offset must be the base offset of the next segment; there the bytes can also be preallocated space that
-        a crash during a roll left.
+        segment (`is_last`), the first damaged offset must be at or above the recovery point. In an earlier segment,
+        it must be the base offset of the next segment; there the bytes can also be preallocated space that a crash
+        during a roll left.
         """
         if self.start.closed or damage.end != size or damage.start == damage.end:
             return False

@@ -149,10 +149,10 @@ class Fetcher:
     def _fetched(
         self, cluster: Cluster, ready: Sequence[Wanted], goals: Mapping[tuple[str, int], int]
     ) -> list[tuple[Wanted, Fetched]]:
-        """Return the answers to a fetch, as pairs (request, answer), one for each partition in the fetch.
+        """Return the answers to one fetch, as pairs (request, answer), one for each partition in the fetch.
 
-        If the previous call has already sent the next fetch, this call waits for its answers. Otherwise it sends a
-        fetch for `ready`. If an answer is large, it then sends the next fetch already, so that the broker works while
+        If the previous call has sent this fetch ahead, this call only waits for the answers. Otherwise it sends a
+        fetch for `ready`. If an answer is large, this call sends the next fetch ahead, so that the broker works while
         the caller appends the answers. `goals` maps partitions to the offsets at which their mirroring stops. If
         `goals` is not empty, each new fetch asks the broker to answer at once, even without new records.
         """

@@ -93,7 +93,7 @@ class PartitionMirror:
     def has_reached_goal(self) -> bool:
         """Whether the copy ends at or after `goal`, and is known to agree with the leader's log.
 
-        True if there is no goal.
+        Also true if there is no goal, so that `Mirror.run_once` does not wait for such a copy.
         """
         return self.goal is None or (self._agrees and self.partition.log_end_offset >= self.goal)
 
@@ -162,14 +162,14 @@ class PartitionMirror:
         """Drop the records that the leader's log does not have; return False if the metadata may be out of date.
 
         `found` is the leader's answer to the question where the copy's last epoch ends. `ids` maps topics to topic
-        ids, which the caller must have requested after it received `found`. `cluster` is the connection for further
-        requests. If the copy's last epoch is above all epochs of the leader, the offset range of the source is
-        requested. If records are dropped and there is a `goal`, the end of the source is requested; a `goal` above
-        this end is lowered to it.
+        ids. The caller must have requested them after it received `found`, so that they reveal whether `found` is
+        about another topic of the same name; `InvalidSetting` is then raised. `cluster` is used for further requests,
+        and may raise `ClusterError`.
 
-        The rules are those of kafka-storage 10.5. If the leader does not know the last epoch of the copy, an earlier
-        epoch must be compared next: `must_compare` stays True. Raises `ClusterError`, and `InvalidSetting` if `found`
-        is about another topic of the same name.
+        The rules are those of kafka-storage 10.5. If the copy's last epoch is above all epochs of the leader, the
+        copy may have to begin again (`_return_to_range`). If the leader does not know the last epoch of the copy, an
+        earlier epoch must be compared next: `must_compare` stays True. If records are dropped, a `goal` above the
+        source's present end is lowered to this end.
         """
         if found.error != NONE or found.topic not in ids:
             return self._failed(found.error or UNKNOWN_TOPIC)

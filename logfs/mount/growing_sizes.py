@@ -194,7 +194,7 @@ class GrowingSizes:
         """Return for how many seconds the kernel may keep the size in the answer to a GETATTR by `thread`.
 
         The result is 0 if the kernel may not keep the size. `end_offset` is the log end offset that was read before
-        the size was determined.
+        the size was determined: if the log has grown since, the kernel may not keep the size.
         """
         told = self._told.get(node)
         if told is None or node.context.store.read_only:

@@ -169,8 +169,8 @@ class Operations(Handlers[Node]):
     async def stop_growth(self) -> None:
         """Stop telling the kernel the new sizes of those growing files whose descriptors several threads may share.
 
-        Waits at most 20 s for the worker threads that are doing so. These threads wait in the kernel for readers, and
-        the readers wait for answers of the mount. So call this while the mount still answers requests.
+        Waits at most 20 s for worker threads that are just telling the kernel a size. They wait in the kernel for
+        readers, and the readers wait for answers of the mount. So call this while the mount still answers requests.
         """
         await self._sizes.stop()
 
@@ -184,9 +184,9 @@ class Operations(Handlers[Node]):
     ) -> tuple[Node, pyfuse3.EntryAttributes]:
         """Return the node of a name and its attributes. Raises ENOENT for an unknown name.
 
-        `thread` is the id of the thread that made the request. For a growing file, the result is a new node if the
-        known node belongs to an open file, is reserved for another thread, or no longer has the size that the kernel
-        was told (module `growing_sizes`).
+        `thread` is the id of the thread that made the request. The result for a growing file is a new node if the
+        node of an earlier lookup belongs to an open file or is reserved for another thread, or if the file's size has
+        changed since the kernel was told it (module `growing_sizes`).
         """
         node = await self._find(directory, name)
         entry = await self._attributes(node)

@@ -44,10 +44,10 @@ def exact_batches(reader: Reader, offset: int, end: int) -> Iterator[Sequence[Ou
 
 
 def holds_last_batch(reader: Reader, end: int, theirs: bytes) -> bool:
-    """Whether the local batch with the last offset `end` - 1 equals the first batch in the bytes `theirs`.
+    """Whether the last batch below the offset `end` in the cluster equals the one in the local log.
 
-    `theirs` were fetched from the cluster; their first batch contains the offset `end` - 1 there. Returns False if no
-    local batch has the last offset `end` - 1. The leader epochs are not compared.
+    `theirs` are bytes from the cluster. They begin with the batch that contains the offset `end` - 1 there. Returns
+    False if no local batch has `end` - 1 as its last offset. The leader epochs are not compared.
     """
     # Reads below the log start offset fail, and `end` - 1 may be below it: a push begins at the base offset of the
     # batch that contains the log start offset.

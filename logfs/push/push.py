@@ -140,9 +140,10 @@ class Push:
         self._sender.ask(partial(Cluster.alter_settings, topic=plan.name, changes=changes))
 
     def _streams(self, plan: TopicPlan) -> Iterator[Iterator[Sequence[Outgoing]]]:
-        """Yield iterators over the batches to send: one per partition, or only one if the records get new offsets.
+        """Yield iterators over the batches to send: one for each local partition, or one for the whole topic.
 
-        An item of an iterator is a list of batches, at most one for each partition in the cluster.
+        The topic has only one iterator if its records get new offsets. Each item of an iterator is a list of batches,
+        at most one for each partition in the cluster.
         """
         if not plan.is_translated:
             for each in plan.readers:
@@ -200,9 +201,9 @@ class Push:
                 )
 
     def _commit_groups(self, plans: Mapping[str, TopicPlan]) -> None:
-        """Commit the groups' offsets for the topics in `plans` in the cluster.
+        """Commit in the cluster the offsets that groups have in the store for the topics in `plans`.
 
-        If a group has an offset of a partition in the cluster already, this offset stays.
+        If a group already has an offset for a partition in the cluster, this offset stays.
         """
         committed: dict[str, dict[str, dict[int, OffsetCommit]]] = {}
         for group, where, commit in self._store.groups:

@@ -81,13 +81,12 @@ class Translation:
     def _start(self, *, is_same: bool) -> dict[int, int]:
         """Return the offset at which to begin reading, by local partition.
 
-        This is the offset after the last record that was sent, or the log start offset if no record was sent or the
-        log start offset is higher. A partition is left out, and must be read from its log start, if some of its
-        records were sent to a partition with another number: several partitions in the cluster then have its records,
-        each up to a different offset.
+        This is the offset after the last record that earlier pushes have sent, but at least the log start offset.
 
-        `is_same` tells whether the topic has as many partitions in the cluster as in the store. If it is false, the
-        result is empty.
+        Partitions that are not in the result must be read from their log start. This applies to all partitions if
+        `is_same` is false: the topic does not have as many partitions in the cluster as in the store. Otherwise, it
+        applies to a partition if some of its records were sent to partitions with other numbers, because each of
+        these can have the records up to a different offset.
         """
         found = {}
         for each in self._topic.partitions if is_same else ():

@@ -179,7 +179,7 @@ class TranslationMap:
     def _naming_path(self) -> Iterator[None]:
         """Set the file name of each `OSError` raised in the context to the path of the map.
 
-        Python gives an error of a write, such as ENOSPC, no file name.
+        Python sets no file name in the error of a write, such as ENOSPC.
         """
         try:
             yield
@@ -194,8 +194,9 @@ class TranslationMap:
     def begin(self, topic: str, topic_id: str) -> None:
         """Set the id of a topic. The caller must call this before it adds the first run of the topic.
 
-        Also rewrites the file if its lines may differ from the runs in this object: after the file was read, because
-        a crash may have cut its last line, and after `keep_sent` has removed runs. Raises `OSError`.
+        Also rewrites the file if its lines may differ from the runs in this object. This is so after the file was
+        read, because a crash may have cut its last line, and after `keep_sent`, which removes runs from this object
+        only. Raises `OSError`.
         """
         self._topic_ids[topic] = topic_id
         if not self._is_whole:
@@ -238,7 +239,7 @@ class TranslationMap:
                 )
 
     def keep_sent(self, topic: str, ends: Mapping[int, int]) -> None:
-        """Remove a topic's lines for records that were not sent.
+        """Remove a topic's lines for records that were not sent. The next write of the file leaves them out.
 
         `ends` maps each partition in the cluster to its log end offset. Raises `ClusterError` if the lines kept for
         a partition do not end at this offset: another program has written records, or lines are missing.

@@ -38,11 +38,12 @@ class PartitionReport(NamedTuple):
     """What the report says about a partition. Times are in ms since the epoch, -1 if unknown.
 
     `local_bytes` leaves out the segments that are only in an object store. `first_ms` is the timestamp of the first
-    record, `last_ms` the greatest timestamp of the last batch. `expired_bytes` is the size of the segments that
-    retention would delete now. `stays` says why retention keeps the oldest of the other segments; it is "" if there
-    are no others. `oldest_due_ms` is the time at which the oldest of the other segments is old enough to be deleted,
-    None for never or unknown.
-    `retention_ms` is a duration, -1 for no limit. `counts` is None for a log that was not read.
+    record, `last_ms` the greatest timestamp of the last batch. `retention_ms` is a duration, -1 for no limit.
+    `counts` is None for a log that was not read.
+
+    `expired_bytes` is the size of the segments that retention would delete now. The other segments are kept. `stays`
+    says why the oldest of these is kept; it is "" if there are none. `oldest_due_ms` is the time at which it is old
+    enough to be deleted, None for never or unknown.
     """
 
     name: str

@@ -17,8 +17,8 @@ def open_schemas(place: str) -> Schemas:
 
     `place` is the URL of a schema registry (http:// or https://), a directory with files such as `7.avsc` (the schema
     with the id 7), or a log directory, mountpoint or bucket with the topic `_schemas`. Raises `InvalidStore` for any
-    other URL, `SchemasUnavailable` for anything else, and the errors of `logfs.open` if a log directory cannot be
-    opened.
+    other URL, and `SchemasUnavailable` for a path that is none of these or has no schemas. Raises the errors of
+    `logfs.open` if a log directory cannot be opened.
     """
     if place.lower().startswith(("http://", "https://")):
         from logfs.schema.registry import Registry

@@ -122,7 +122,7 @@ def _write_source(sources: Path, name: str, text: str) -> None:
 
 
 def _parse_descriptor(text: str) -> descriptor_pb2.FileDescriptorProto | None:
-    """Return the file descriptor in a schema that is compiled and in base64; None if the schema is source text.
+    """Return the file descriptor that a schema's text encodes in base64, or None if the text is source code.
 
     Clients in some languages register compiled schemas, and some registries return these unchanged.
     """

@@ -42,10 +42,10 @@ class _Entry(NamedTuple):
 
 
 class _Schemas(Replay):
-    """The schemas in the partition.
+    """The schemas in the records of the topic `_schemas`, which has one partition.
 
-    `by_id` has, for each id, the schemas with this id by their contexts. The keys of `by_version` are (context,
-    subject without the context, version).
+    `by_id` maps each id to the schemas that have it, by context. `by_version` maps (context, subject without the
+    context, version) to the schema.
     """
 
     def __init__(self, log: Log, what: str) -> None:

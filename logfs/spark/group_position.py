@@ -49,8 +49,8 @@ class GroupPosition:
 
         `offsets` are the offsets at which the query continues. `is_last` is true if the query has read everything.
         Within 30 seconds after a failed commit, `note` does nothing. Within a second after a successful commit, it
-        commits only if `is_last` is true. A later call then commits the changed offsets. A failure is logged unless
-        the previous attempt failed for the same reason.
+        commits only if `is_last` is true. Offsets that are not committed now are left to later calls. A failure is
+        logged unless the previous attempt failed for the same reason.
         """
         changed = {
             name.directory: str(offset)

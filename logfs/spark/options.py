@@ -394,9 +394,10 @@ def _check_batch(starting: Limit, ending: Limit) -> None:
 
 
 def _forbid(limit: Limit, kind: PositionKind, offset: int, words: tuple[str, str]) -> None:
-    """Raise `ValueError` if `limit` is of the kind `kind`, or if it gives a partition the offset `offset`.
+    """Raise `ValueError` if `limit` is `kind` (EARLIEST or LATEST) for all partitions, or for one of them.
 
-    `words` has the beginnings of the messages for these two errors, in this order.
+    `offset` is the offset that stands for `kind` where `limit` gives offsets by partition: `EARLIEST_OFFSET` or
+    `LATEST_OFFSET`. `words` has the beginning of the message for all partitions, and of that for one partition.
     """
     after = f" can't be {kind.value} for batch queries on Kafka"
     if limit.kind is kind:

@@ -202,10 +202,11 @@ def _parts(
 def planned(
     reader: Reader, first: int, end: int, split_bytes: int, records: int | None = None
 ) -> list[SegmentSplit]:
-    """Divide the part of the range [first, end) that is in the log into splits of about `split_bytes` bytes each.
+    """Divide the part of [first, end) that is in the log into ranges, each in one segment (`SegmentSplit`).
 
-    If `records` is given, a split has at most `records` offsets. If a file leaves the log meanwhile, the reader is
-    refreshed. Raises the errors of `Reader.until_settled`.
+    A range has about `split_bytes` bytes and, if `records` is given, at most `records` offsets. If a file leaves the
+    log meanwhile, the reader is refreshed, and the ranges are planned again. Raises the errors of
+    `Reader.until_settled`.
     """
 
     def plan() -> list[SegmentSplit]:

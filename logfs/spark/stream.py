@@ -266,11 +266,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> dict[TopicPartition, Reader]:
         """Return a reader of each existing partition that can be read now.
 
-        `topic_ids` has the topic ids in the query's offsets. Two kinds of partitions are left out:
+        `topic_ids` has the id of each topic in the query's offsets. Two kinds of partitions are left out:
 
-        - a recreated partition, while the query's offsets are still those of the deleted partition (`_remade`);
-        - a partition whose topic id is not that in `topic_ids`, while the topic's partitions have different ids,
-          because the topic is being recreated.
+        - The partition was recreated, but the query still has an offset of the deleted partition (see `_remade`).
+        - The topic is being recreated, so its partitions have different topic ids, and the id of this partition is
+          not the one in `topic_ids`.
         """
         agreed = look.ids_by_topic()
         return {
@@ -502,7 +502,7 @@ _MEASURED_BYTES = 1 << 30
 
 
 def _bytes_between(reader: Reader, first: int, end: int) -> int:
-    """Return about how many bytes the records in [first, end) take in the .log files, from the offset indexes."""
+    """Return the approximate size in bytes of the records in [first, end) in the .log files."""
     found = splits.planned(reader, first, end, _MEASURED_BYTES)
     return sum(segment_split.bytes for segment_split in found)
 

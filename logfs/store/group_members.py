@@ -105,8 +105,8 @@ class GroupMember:
     def advance(self, partition: str, taken: int) -> None:
         """Note that the next offset to consume in a partition is `taken`.
 
-        If it is lower than before, because the log was truncated, the next `commit` commits the partition's offset
-        even if it equals the committed one.
+        If it is lower than before, the log was truncated. The last commit may then have been skipped, because its
+        offset was above the log end. So `committed` becomes -1, and the next `commit` commits any offset.
         """
         place = self.places[partition]
         committed = place.committed if taken >= place.taken else -1

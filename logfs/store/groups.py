@@ -82,10 +82,10 @@ class Groups:
     def committed(self, group: str, name: str) -> OffsetCommit | None:
         """Return the commit of a group for a partition, or None if there is none.
 
-        Raises `InvalidName` and `OSError`. If no commit is found although a partition of `__consumer_offsets` cannot
-        be read, the commit may be in that partition. Then raises `PartitionFailed` if the partition is offline, and
-        `InvalidStore` if it is in a log directory that belongs to the store but was not opened. Also raises
-        `InvalidStore` if such a log directory is missing from the disk, because it may have the partition.
+        Raises `InvalidName` and `OSError`. If no commit is found, but a partition of `__consumer_offsets` cannot be
+        read, an error is raised, because that partition may have the commit. The error is `PartitionFailed` if the
+        partition is offline. It is `InvalidStore` if the partition is in a log directory of the store that was not
+        opened, or may be in a log directory of the store that is missing from the disk.
         """
         wanted = names.parse_directory(name)
         with self._following():

@@ -76,9 +76,9 @@ class InternalTopic:
         return int(getattr(config, self.count_setting.replace(".", "_")))
 
     def check_count(self, broker: BrokerSettings) -> None:
-        """Raise `InvalidSetting` if the topic has partitions and `broker` would change their number.
+        """Raise `InvalidSetting` if the topic has partitions, and new settings would change `partition_count`.
 
-        `broker` has the new broker-level settings. The number is the result of `partition_count`.
+        `broker` has the new broker-level settings.
         """
         count = self.partition_count()
         if self.partition_count(broker) != count and self.registry.partitions_of(self.topic):

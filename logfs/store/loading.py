@@ -367,9 +367,14 @@ class PartitionLoader:
     def _load(self, unloaded: UnloadedPartition) -> None:
         """Load a partition, and record the outcome in the registry.
 
-        An error takes the partition offline, and is not raised. But if a later load may succeed, the partition does
-        not go offline: after too many open files or a `RemoteStorageError`, which are raised; after a recovery that
-        `stop` has interrupted; and, in a read-only store, after another process has removed files.
+        An error takes the partition offline, and is not raised. There are three exceptions, because a later load may
+        succeed:
+
+        - The process has too many open files, or a `RemoteStorageError` occurs. The error is raised, and the
+          partition stays unloaded.
+        - `stop` has interrupted the recovery. The partition stays unloaded.
+        - In a read-only store, another process has removed files of the partition. The registry forgets the
+          partition, and the next `refresh` adds it again if its directory exists.
         """
         log_dir, path, registry = unloaded.log_dir, unloaded.path, self._registry
         try:
@@ -514,8 +519,8 @@ class PartitionLoader:
         """Drop from the registry the partitions that `log_dir` no longer has; return those that it has now.
 
         A partition whose directory was replaced, and an offline one that may work now (`may_work_now`), are dropped,
-        too, so that `refresh` adds them again. The result maps the name of each partition to (name, path, inode
-        number of its directory).
+        too, so that `refresh` adds them again. The keys of the result are the names of the partitions' directories.
+        The values are (parsed name, path, inode number) of these directories.
         """
         scanned = self._scan(log_dir)
         found = {

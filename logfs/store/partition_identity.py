@@ -81,8 +81,8 @@ class PartitionIdentity:
     def _was_deleted(self, log: Log) -> bool | None:
         """Whether this partition was deleted, as its former directory shows; False if it was moved.
 
-        None if the directory does not show it, because a broker moved or deleted the partition, or if the directory
-        was removed after `file.delete.delay.ms`. `log` is the partition that has the name now.
+        Returns None if this is unknown: the directory is gone after `file.delete.delay.ms`, and a broker leaves the
+        same kind of directory after a move and after a deletion. `log` is the partition that has the name now.
         """
         disk, name = log.disk, log.name.directory
         if disk.is_remote or self._inode is None:
@@ -156,10 +156,10 @@ def _last_below(log: Log, offset: int) -> Anchor | None:
 
 
 def known_last_below(log: Log, offset: int) -> Anchor | None:
-    """Return what `last_below` returns if it is known without a read of a file, otherwise None.
+    """Return what `last_below` returns if this is known without reading a file, otherwise None.
 
-    Only a log to which another process writes knows such a batch, the last one of the log. It is known even if the
-    files were moved or deleted, after which files that are not open cannot be read.
+    It is known if another process writes the log, and `offset` is the end of the last batch. The log keeps the header
+    of that batch in memory, so it is known even after the files were moved or deleted.
     """
     segment = log.state.segments[-1]
     header = segment.last_header if isinstance(segment, LiveSegment) else None

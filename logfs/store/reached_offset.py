@@ -51,8 +51,9 @@ class _Noted(NamedTuple):
 class ReachedOffset:
     """An offset up to which a reader has read a log. It notices if the log is truncated below this offset later.
 
-    A process knows exactly where it has truncated a log itself. A truncation by another process is noticed by the log
-    end, by the leader epochs, and by the batch before the reached offset.
+    A process knows exactly where it has truncated a log itself. Each of these signs shows a truncation by another
+    process: the log ends at a lower offset; an offset now has another leader epoch; or another batch now lies before
+    the reached offset.
     """
 
     def __init__(self, log: Log, offset: int) -> None:
@@ -60,10 +61,10 @@ class ReachedOffset:
         self._noted = _Noted.of(log, log.state, len(log.cuts), offset)
 
     def advance(self, log: Log, offset: int) -> None:
-        """Note that the reader has read the log up to `offset`.
+        """Note that the reader has read the log up to `offset`, and what the log looks like now.
 
-        Changes nothing if the log was truncated since the last note, or if `log` is another object than in that note:
-        the next `truncation_below` needs that note, to tell whether the reader has read what was cut off.
+        The earlier note is kept if the log was truncated since then, or if `log` is another object than then. The
+        next `truncation_below` needs it to tell whether the reader has read what was cut off.
         """
         noted, state, cuts = self._noted, log.state, len(log.cuts)
         is_looked_at = (
@@ -117,8 +118,8 @@ def _is_replaced(noted: _Noted, log: Log, offset: int) -> bool:
     """Whether another process has truncated the log below `offset` and appended other records, as far as known.
 
     Compares the last batch below the reached offset with the one that the log had when this offset was reached.
-    Compaction may have changed this batch, so in a compacted topic a difference counts only if a segment that begins
-    below `offset` is known to have been cut.
+    Compaction may have changed this batch. So in a compacted topic a difference counts only if it is also known that
+    another process has truncated a segment that begins below `offset`.
     """
     cuts = log.cuts[noted.cuts if log is noted.log else 0 :]
     if log.config.is_compacted and not any(cut < offset for cut in cuts):

@@ -181,7 +181,7 @@ class PartitionRegistry:
         """Load and return a partition, even one that the store does not list because the argument `only` excluded it.
 
         Return None if the partition is unknown or offline, if it cannot be loaded, or if its log directory was opened
-        with a lease for another partition.
+        with a `Lease` for another partition.
         """
         self.loader.include(name)
         return self.find(name)

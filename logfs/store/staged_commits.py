@@ -395,9 +395,10 @@ class Commits:
         Do not change the log if this raises `LogfsError` or `OSError`. Raises `WouldBlock` in a thread that must not
         wait.
 
-        The next opening of the store searches for the batches at their place, and regards them as appended if the log
-        start or the cleaner offset is above it. A change that is not an append would make this result wrong. Batches
-        without a place get a new one when they are appended.
+        The next opening of the store uses the place to find out whether the batches were appended: it searches for
+        them there. If the log start or the cleaner offset is above the place, they also count as appended. After a
+        change that is not an append, this could be wrong. Batches without a place get a new one when they are
+        appended.
         """
         if name not in self.partitions():
             return

@@ -403,10 +403,10 @@ class Store:
         are removed, too, and with the last partition of a topic also the topic's settings.
 
         Raises `UnknownPartition`, `NotWritable`, `OSError`, the error that keeps the partition offline, and, with
-        `only_empty`, `PartitionNotEmpty` if the partition has records. If committed offsets may be out of reach,
-        raises `PartitionFailed` (a partition of `__consumer_offsets` is offline) or `InvalidStore` (it is in a log
-        directory that belongs to the store but was not opened). If the topic's settings cannot be removed from all
-        log directories, raises `LogDirFailed` (one has failed) or `InvalidStore` (one was not opened).
+        `only_empty`, `PartitionNotEmpty` if the partition has records. The committed offsets are in the partitions of
+        `__consumer_offsets`: raises `PartitionFailed` if one of these is offline, and `InvalidStore` if one is in a
+        log directory of the store that was not opened. If the topic's settings cannot be removed from all log
+        directories, raises `LogDirFailed` (one has failed) or `InvalidStore` (one was not opened).
         """
         self._check_writable(name)
         self.deleter.delete(name, only_empty=only_empty)

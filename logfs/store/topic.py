@@ -165,7 +165,7 @@ class Topic:
     def read(
         self, *, committed: bool = False, start: Mapping[int, int] | None = None
     ) -> Iterator[PartitionRecord]:
-        """Yield the records of all partitions, merged by time, up to the log end offsets at the first `next`.
+        """Yield the records of all partitions, merged by time. Records appended after the first `next` are left out.
 
         The order is (time, partition, offset). The time of a record is the greatest timestamp read so far from its
         partition, so each partition keeps its order. `committed` hides aborted and open transactions. `start` maps

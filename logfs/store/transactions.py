@@ -9,8 +9,8 @@ transaction appends to the partitions a-0 and b-0, and commits:
 4. The status COMPLETE_COMMIT is written.
 
 After a crash, `finish` aborts a transaction whose status is ONGOING, and does steps 3 and 4 for one whose status is
-PREPARE_COMMIT. Each step is durable before the next one begins. So `__transaction_state` names every partition with
-records of an open transaction.
+PREPARE_COMMIT. It finds every partition with records of an open transaction, because the status ONGOING that names a
+partition is durable before records are appended to it.
 """
 
 from __future__ import annotations
@@ -355,10 +355,12 @@ class Transaction:
         """Append records to a partition, and return the offset of the first.
 
         Raises `InvalidProducerEpoch` if a later transaction has aborted this one, and `InvalidTransactionState` if
-        this one has ended, or if an earlier append of it has failed. Raises `UnknownPartition`, `NotWritable` or the
-        error that keeps the partition offline if it takes no appends at all; the transaction can then go on. Raises
-        `RecordTooLarge`, `InvalidRecord`, `TypeError` or `ValueError` for records that are refused, and
-        `PartitionFailed` or `OSError` if a write fails; then only `abort` is possible.
+        this one has ended, or if an earlier append of it has failed.
+
+        If the partition takes no appends at all, raises `UnknownPartition`, `NotWritable` or the error that keeps the
+        partition offline. The transaction can then go on. If the records are refused, raises `RecordTooLarge`,
+        `InvalidRecord`, `TypeError` or `ValueError`; if a write of them fails, `PartitionFailed` or `OSError`. After
+        these errors, only `abort` is possible.
         """
         with self._transactions.running(self):
             return self._append(self._transactions.writable(name), records, coordinator=False)

@@ -123,9 +123,10 @@ class LogMounts:
 
     @staticmethod
     def _run(words: list[str]) -> bool:
-        """Run `logfs` with the arguments `words`. Return True if `umount` has left the filesystem mounted elsewhere.
+        """Run `logfs` with the arguments `words`, and wait for it.
 
-        For example, a container that is starting has copies of all mounts. Such a copy is logged, but is no failure.
+        Returns True only for `logfs umount`, if it has unmounted the mountpoint, but the filesystem is still mounted
+        elsewhere. For example, a container that is starting has copies of all mounts. This is logged as a warning.
         If the command fails, raises `InvalidStore` with the last line of its standard error.
         """
         environment = {name: value for name, value in os.environ.items() if name != _MANAGER}
@@ -152,7 +153,8 @@ class LogMounts:
 def _wait_until_closed(logdir: Path) -> None:
     """Wait until no process holds the lock of a log directory, for up to `PATIENCE_SECONDS`.
 
-    The full time passes if the mount is bound elsewhere, or if another program has opened the log directory.
+    The full time passes if a bind mount keeps the filesystem mounted on another directory, or if another program has
+    opened the log directory.
     """
     until = time.monotonic() + PATIENCE_SECONDS
     with suppress(OSError):

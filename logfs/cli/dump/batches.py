@@ -54,8 +54,8 @@ class LogFile:
         """Yield (position, batch) for each batch that lies completely in the bytes [position, end).
 
         An `end` of None stands for the end of the file. An incomplete last batch is left out. Raises `Corrupt` for a
-        `position` outside the file, for a length field below 14, and for a batch of magic 2 or more that is shorter
-        than a batch header and ends the file.
+        `position` outside the file, for a length field below 14, and for a batch of magic 2 or more that begins so
+        close to the end of the file that no batch header fits there.
         """
         if not 0 <= position <= self.size_bytes:
             raise Corrupt(

@@ -143,8 +143,9 @@ def _absolute(name: str) -> str:
 def _in_order(kind: DumpFinding, values: list[dict[str, int]]) -> list[dict[str, int]]:
     """Return the findings of one kind in the order in which kafka-dump-log prints them.
 
-    kafka-dump-log keeps `MISMATCH` and `NON_CONSECUTIVE` findings in maps that are sorted by the first number of a
-    finding, descending for `MISMATCH`. A later finding replaces an earlier one with the same first number.
+    `MISMATCH` findings are sorted by their first number, descending, and `NON_CONSECUTIVE` findings ascending. Of
+    several findings with the same first number, only the last is returned: kafka-dump-log keeps them in maps. Other
+    kinds of findings are returned as they are.
     """
     if kind is not MISMATCH and kind is not NON_CONSECUTIVE:
         return values

@@ -161,9 +161,9 @@ def parse_directory(name: str) -> TopicPartition:
 def partitions_named(name: str, existing: Collection[str]) -> list[str]:
     """Return the names of the partitions that `name` stands for: one partition, or all partitions of a topic.
 
-    `existing` has the names of all partition directories. If `name` is the name of a topic and not of a partition,
-    the result has all partitions of the topic, in the order of their numbers. If `name` is the name of a partition,
-    or of neither a partition nor a topic, the result is [`name`].
+    `existing` has the names of all partition directories. If it contains `name`, the result is [`name`]. Otherwise
+    `name` is taken as a topic, and the result has the topic's partitions in the order of their numbers. If the topic
+    has no partitions, the result is [`name`], too.
     """
     if name in existing:
         return [name]

@@ -298,9 +298,10 @@ class Batch:
     def record_at(self, offset: int) -> Record | None:
         """Return the record at `offset`, without decoding the other records.
 
-        Returns None if compaction has removed the record, and for an offset outside the batch. Raises `Corrupt` if
-        the batch cannot be decompressed or has an impossible record count, if the record, or the length of an earlier
-        record, is malformed, or if the offsets of the records are not in order.
+        Returns None if compaction has removed the record, and for an offset outside the batch. Raises `Corrupt` in
+        the cases of `payload`, if the record is malformed, or if the offsets of the records are not in order. Of an
+        earlier record only the length is read, and in a batch with holes also the deltas; if these are
+        malformed, `Corrupt` is raised, too.
         """
         header = self.header
         delta = offset - header.base_offset
@@ -379,9 +380,10 @@ class Batch:
     def first_at(self, timestamp: int, offset: int) -> tuple[int, int] | None:
         """Return (offset, timestamp) of the first record at or after `offset` with a timestamp >= `timestamp`.
 
-        Returns None if the batch has no such record. Timestamps are in ms. If the header suggests that the batch's
-        first record is the result, this record is decoded first, and is returned if its own timestamp is high enough.
-        In all other cases all records are decoded. Raises `Corrupt` if a decoded record is malformed.
+        Returns None if the batch has no such record. Timestamps are in ms. The header can show that the first record
+        is the result: no record is missing, and the base offset and the base timestamp (with LogAppendTime the max
+        timestamp) are high enough. Then only this record is decoded, unless its own timestamp is too low. In all
+        other cases all records are decoded. Raises `Corrupt` if a decoded record is malformed.
         """
         from logfs.format.batches import columns
 

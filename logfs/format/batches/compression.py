@@ -102,8 +102,8 @@ def decompress(codec: Codec, data: Buffer, *, limit: int) -> bytes:
     """Return all of `data` decompressed, at most `limit` bytes.
 
     Any valid stream of the codec is read, not only those that `compress` writes; gzip members and LZ4 or zstd frames
-    may follow one another. The memory used exceeds the limit by at most a few MiB, whatever size a stream declares or
-    has.
+    may follow one another. The memory used exceeds the limit by at most a few MiB, and for zstd also by the part of
+    the window that the output fills (at most 128 MiB), even if a stream declares or has a larger size.
 
     Raises `Corrupt` if the stream is malformed or incomplete, if other bytes follow it, or if its decompressed size
     exceeds `limit` bytes.
@@ -197,8 +197,8 @@ def _decompress_streams(
     """Decompress the streams in `view`, one after another, into `output`.
 
     `open_stream` returns the decompressor for the next stream. The input is read in steps of `step_bytes`.
-    `read(stream, step)` returns the decompressed bytes of a step, and raises `error` if the step is malformed. It may
-    return only the first `output.room` + 1 of the bytes, because these already exceed the limit.
+    `read(stream, step)` returns the decompressed bytes of a step, and raises `error` if the step is malformed. If
+    these bytes exceed the limit, the first `output.room` + 1 of them are enough.
 
     Small steps bound the memory: zstd's decompressor always returns the whole output of a step, and if a stream ends
     inside a step, `unused_data` is a copy of the rest of the step. Raises `Corrupt` if a stream is malformed or

@@ -122,12 +122,13 @@ def _field(data: bytes | memoryview, position: int, end: int) -> tuple[int, int,
 
 @dataclass(frozen=True)
 class LegacyBatch(Batch):
-    """A single message, or a compressed wrapper with the messages in it.
+    """A single message, or a compressed wrapper with the messages in it, as a batch.
 
-    `unpacked` contains the bytes of all `messages`: those of the single message, or the decompressed value of the
-    wrapper. The offsets in `messages` are those in the log, not those inside the wrapper. Unlike a `Batch`, a
-    `LegacyBatch` is always complete and valid. `parse` reads all messages, because they determine the base offset of
-    a wrapper, and raises `Corrupt` if a message is not valid.
+    `messages` has the single message, or those in the wrapper, with their offsets in the log. Their positions are
+    positions in `unpacked`: the bytes of the single message, or the decompressed value of the wrapper.
+
+    Unlike a `Batch`, a `LegacyBatch` is always complete and valid: `parse` reads all messages, because they determine
+    the base offset of a wrapper, and raises `Corrupt` if one of them is not valid.
     """
 
     unpacked: bytes | memoryview

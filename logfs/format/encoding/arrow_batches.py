@@ -1,6 +1,7 @@
 """Records as Arrow batches with the columns of Spark's Kafka source, without a Python object per record.
 
-This module imports pyarrow, which may not be installed, so only `logfs.spark` and `PartitionColumns` import it.
+This module imports pyarrow, which may not be installed. Therefore this module is imported only by `logfs.spark`, and
+by `PartitionColumns` when it makes a table.
 """
 
 from __future__ import annotations
@@ -140,7 +141,10 @@ def _payload(columns: Columns) -> int:
 
 
 def _bounded(columns: Columns) -> Iterator[tuple[Columns, int]]:
-    """Yield (part, its size in bytes) for parts of the records that each fit in one Arrow batch."""
+    """Yield the records in one or more parts, each for at most one Arrow batch, as (part, its size in bytes).
+
+    The limits of a part are those of a group in `grouped`.
+    """
     size = _payload(columns)
     parts = max(-(-len(columns) // _BATCH_ROWS), -(-size // _BATCH_BYTES), 1)
     rows = max(-(-len(columns) // parts), 1)

@@ -369,11 +369,11 @@ def of_transaction(
 def rebuild(batch: Batch, form: BatchFormat, now_ms: int) -> NewBatch:
     """Return a producer's batch, converted to `form`, the format of a topic's batches (kafka-storage 2.9.2).
 
-    The records are encoded again if their offsets have gaps, or if the codec changes and the base timestamp differs
-    from the first record's. Otherwise their bytes stay as they are, and a batch that already has the topic's codec
-    keeps its compressed stream. The producer's id, epoch and sequence are always kept. With LogAppendTime the records
-    get the timestamp `now_ms`. The batch must have at least one record. Raises `Corrupt` for records that are
-    malformed.
+    If the offsets of the records have gaps, the records are encoded again, without gaps. If the codec changes, the
+    base timestamp must become that of the first record; if it differs, the records are encoded again, too. Otherwise
+    their bytes stay as they are, and a batch that already has the topic's codec keeps its compressed stream. The
+    producer's id, epoch and sequence are always kept. With LogAppendTime the records get the timestamp `now_ms`. The
+    batch must have at least one record. Raises `Corrupt` for records that are malformed.
     """
     header = batch.header
     decoded = batch.columns()

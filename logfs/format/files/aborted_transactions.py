@@ -37,7 +37,7 @@ class AbortedTransaction(NamedTuple):
 def parse_aborted(data: Buffer) -> list[AbortedTransaction]:
     """Return the entries of a .txnindex file; an incomplete last entry is ignored.
 
-    Raises `Corrupt` for a version above 0.
+    Raises `Corrupt` for a version above 0. As in Kafka, an entry with a negative version is returned like any other.
     """
     return [entry for _, entry in parse_entries(data)]
 

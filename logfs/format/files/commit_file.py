@@ -64,16 +64,16 @@ class Writer(NamedTuple):
 class CommitPart:
     """The part of a commit that concerns one partition: the staged batches, and their place in the log.
 
-    `partition` is the name of the partition's directory. The batches are those of `files`, one file after the other.
-    The first `skip` batches are in the log already: a process appended them before it crashed, and batches of another
-    writer follow them. The remaining batches begin at offset `base_offset`, at byte `position` of the segment whose
-    base offset is `segment`. If `base_offset` is NO_PLACE, the remaining batches are not in the log and have no
-    offsets yet. The batches get the leader epoch `leader_epoch` and, if the topic has LogAppendTime, the timestamp
-    `append_time` (ms).
+    `partition` is the name of the partition's directory. `log_dir` is the path of the log directory that had the
+    partition when the commit was recorded; it is "" if this log directory also has the commit file.
 
-    If `done` is set, the part needs no more work: its batches are durable, or its partition was deleted. `log_dir` is
-    the path of the log directory that had the partition when the commit was recorded, "" if the commit file is in the
-    same log directory.
+    The batches are those of `files`, one file after the other. The first `skip` batches are in the log already: a
+    process appended them before it crashed, and batches of another writer follow them. The place of the remaining
+    batches begins at offset `base_offset`, at byte `position` of the segment whose base offset is `segment`. If
+    `base_offset` is NO_PLACE, they have no place yet, and are not in the log. They get the leader epoch
+    `leader_epoch` and, if the topic has LogAppendTime, the timestamp `append_time` (ms).
+
+    If `done` is set, the part needs no more work: its batches are durable, or its partition was deleted.
     """
 
     partition: str
@@ -160,7 +160,8 @@ def _writer(sequence: int, time_ms: int) -> Writer:
 def _text(text: str) -> str:
     """Return `text` unchanged. Raises `ValueError` if it has surrogates, which stand for bytes that are not UTF-8.
 
-    `CommitPart.log_dir` is not passed to this function: it is a path that a user has chosen, and may have surrogates.
+    This function checks all names in a commit file. It does not check `CommitPart.log_dir`, a path that a user has
+    chosen, which may have surrogates.
     """
     text.encode()
     return text

@@ -120,8 +120,8 @@ def parse_header(data: Buffer, size_bytes: int) -> TableHeader:
 def parse_crcs(head: Buffer, crcs: Buffer) -> Sequence[int]:
     """Return the CRC of each block of a key index's file.
 
-    `head` is the beginning of the file, `crcs` are its last bytes, after the table. Raises `Corrupt` if the CRCs do
-    not match the header.
+    `head` is the beginning of the file, `crcs` are its last bytes, after the table. Raises `Corrupt` if `crcs` does
+    not match the CRC of the block CRCs in the header.
     """
     view = memoryview(crcs)
     if _HEAD.unpack_from(head)[-1] != crc32c(view):

@@ -408,8 +408,8 @@ def _repeat_head(
 def _put_header_texts(out: Bytes, position: int, data: Bytes, at: int, end: int) -> int:
     """Write the encoded headers data[at:end], which begin with their count, to `out` as JSON.
 
-    Returns the position in `out` after the JSON. Returns BAD_LENGTH if the headers are malformed, or if fewer than
-    ENVELOPE_ROOM bytes of `out` are left at any point.
+    Returns the position in `out` after the JSON. Returns BAD_LENGTH if the headers are malformed, or if `out` has too
+    little room. `out` has enough room if the JSON and ENVELOPE_ROOM more bytes fit.
     """
     count, at = get_varint(data, at, end, 5)
     if at < 0 or count < 0 or count > end - at:
@@ -442,9 +442,9 @@ def _put_header_texts(out: Bytes, position: int, data: Bytes, at: int, end: int)
 def _put_fields(out: Bytes, position: int, data: Bytes, at: int, end: int) -> int:
     """Write the rest of a record's envelope, after `"key":`, to `out` from `position` on.
 
-    data[at:end] is the record without the bytes before its key's length. Returns the position in `out` after the
-    envelope. Returns BAD_LENGTH if the record is malformed, if `at` is an error code of `_record_head`, or if `out`
-    has too little room. `out` has enough room if the rest of the envelope and ENVELOPE_ROOM more bytes fit.
+    data[at:end] is the part of the record that begins with its key's length. Returns the position in `out` after the
+    envelope. Returns BAD_LENGTH if the record is malformed, if `at` is negative (an error code of `_record_head`), or
+    if `out` has too little room. `out` has enough room if the rest of the envelope and ENVELOPE_ROOM more bytes fit.
     """
     if at < 0:
         return BAD_LENGTH

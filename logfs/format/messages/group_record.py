@@ -95,16 +95,17 @@ def lag_of(offset: int, log_end_offset: int) -> int:
 
 
 def parse_key(data: bytes) -> Message | None:
-    """Return the parsed key of a record; its `version` is the key's type. None for a type of a later release.
+    """Return the parsed key of a record, with the key's type as its `version`; None for an unknown type.
 
-    A record with a key of a later release must be skipped. Raises `Corrupt` for bytes that are not a key.
+    A later release may add types; records with an unknown type must be skipped. Raises `Corrupt` for bytes that are
+    not a key.
     """
     schema = group_schema.KEYS.get(parse_version(data, group_schema.KEY))
     return None if schema is None else schema.parse(data)
 
 
 def parse_value(kind: int, data: bytes) -> Message | None:
-    """Return the parsed value of a record whose key has the type `kind`; None for a type of a later release.
+    """Return the parsed value of a record whose key has the type `kind`; None for an unknown type.
 
     Raises `Corrupt` for bytes that are not such a value, and `Unsupported` for a version of a later release.
     """

@@ -56,8 +56,8 @@ class Field(NamedTuple):
 class Malformed(Corrupt):
     """Raised for bytes that are not a valid message.
 
-    `reason` is the text that Kafka's tools print for this error, such as `null`. For an error that Kafka's tools do
-    not report, it is a text of logfs.
+    `reason` is the text that Kafka's tools print for this error, such as `null` if bytes are missing. For some errors
+    it is a text of logfs instead.
     """
 
     def __init__(self, message: str, reason: str) -> None:
@@ -168,7 +168,7 @@ def plain(value: Any) -> Any:
 
 
 class _MessageReader:
-    """Reads the fields of a message in order. Its methods raise `Corrupt` if the bytes do not match the fields.
+    """Reads the fields of a message in order. Its methods raise `Malformed` if the bytes do not match the fields.
 
     `what` names the message in errors, and `position` is where the fields begin in `data`. If `strict` is false, text
     that is not UTF-8 is decoded with surrogate escapes instead of raising an error.
@@ -194,7 +194,7 @@ class _MessageReader:
     def all(self, fields: Sequence[Field]) -> dict[str, Any]:
         """Read those of `fields` that the message's version has, and return their values by name.
 
-        Tagged fields that have their default value are left out. Raises `Corrupt` if bytes follow the last field.
+        Tagged fields that have their default value are left out. Raises `Malformed` if bytes follow the last field.
         """
         found = self.members(fields)
         left = len(self._data) - self._position

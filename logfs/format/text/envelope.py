@@ -82,7 +82,7 @@ def encode(
 def text(data: bytes | None) -> bytes:
     """Return bytes as JSON: a string if they are UTF-8, {"base64":"…"} if they are not, null for None.
 
-    `JsonText` is returned as it is.
+    A `JsonText` is JSON already, and is returned as it is.
     """
     if data is None:
         return b"null"

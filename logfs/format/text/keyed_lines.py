@@ -59,7 +59,7 @@ class KeyedLines:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the input so far ends with a complete line whose record has not ended, so `flush` can end it."""
+        """Whether the last record has only complete lines, but may go on in the next line. `flush` would end it."""
         return bool(self._lines) and not self._unfinished
 
     def write(self, data: bytes) -> bytes:

@@ -1,8 +1,9 @@
 """The chunk index in a manifest of Aiven's plugin: which bytes of an object hold which bytes of a .log file.
 
-A segment is cut into chunks of one size; only the last may be smaller. Each chunk may be compressed or encrypted by
-itself, so that a range of the segment can be read without other chunks. If the stored chunks, except the last, all
-have the same size, the index is *fixed*. Otherwise the index is *variable*: it lists the sizes of all stored chunks.
+A segment is cut into chunks of one size; only the last may be smaller. Each chunk is compressed and encrypted by
+itself, if at all, so that a range of the segment can be read without other chunks. If the stored chunks, except the
+last, all have the same size, the index is *fixed*. Otherwise the index is *variable*: it lists the sizes of all
+stored chunks.
 """
 
 from __future__ import annotations

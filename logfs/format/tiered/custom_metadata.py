@@ -1,9 +1,10 @@
 """The custom metadata (Kafka's term) that logfs adds to the description of a remote segment that it has copied.
 
 The metadata have the sizes of the segment's objects, and the size of the text that its records are rendered to. A
-reader thus knows these sizes without a request to the object store. Kafka does not interpret custom metadata. The
-bytes are a section of tagged fields, as in Kafka's flexible messages. The section has one field. Aiven's plugin also
-writes such a section, with other tags.
+reader thus knows these sizes without a request to the object store. Kafka does not interpret custom metadata.
+
+The bytes are a section of tagged fields, as in Kafka's flexible messages. logfs stores all values in one field with a
+tag of its own. Aiven's plugin also writes such a section, with other tags.
 """
 
 from __future__ import annotations

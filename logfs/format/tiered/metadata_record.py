@@ -115,9 +115,9 @@ def parse(value: bytes) -> MetadataRecord | None:
 def metadata_partition(partition: RemotePartition, partitions: int = PARTITIONS) -> int:
     """Return the number of the partition of `__remote_log_metadata` that has the records about `partition`.
 
-    `__remote_log_metadata` has `partitions` partitions. As in Kafka, the default partitioner chooses one by a key of
-    four bytes: a big-endian int32, Java's hash code of three numbers. These are the low and the high 64 bits of the
-    topic id, and the partition number.
+    `__remote_log_metadata` has `partitions` partitions. Its records have no key. As in Kafka, the partition is the
+    one that the default partitioner would choose for a key of four bytes. They are a big-endian int32: Java's hash
+    code of the low 64 bits of the topic id, the high 64 bits, and the partition number.
     """
     high, low = divmod(partition.topic_id.int, 1 << 64)
     found = 1

@@ -20,8 +20,9 @@ A record written to `append` or `append.jsonl` may be refused for these reasons,
 4. `format/encoding/batch_builder`: a batch with the record exceeds `max.message.bytes` or `segment.bytes`.
 5. The write to the disk fails: `Partition` cuts off what was written. It also refuses all later appends, unless the
    errno is in `EXHAUSTED`: no space, no quota, a file too large, too many open files.
-6. A due or requested sync fails (`flush.messages`, O_SYNC, O_DSYNC): the records are in the log, but not durable, and
-   the write fails. All later appends fail, too, except if the cause was too many open files.
+6. A due or requested sync fails (`flush.messages`, O_SYNC, O_DSYNC): the records are in the log, but not durable. The
+   write and all later appends fail. But if the cause is too many open files, only a write fails that has requested
+   the sync.
 
 After a storage error such as EIO, `log/disk/checked_disk` refuses all access to the log directory, including reads.
 
@@ -31,6 +32,6 @@ and this write fails with the error.
 docs/filesystem.md ("Errors") has the errno of each class of error, and `mount/errnos` maps them. The classes are
 `NotWritable`, `UnknownPartition` and `PartitionFailed` in steps 1 and 6, and `InvalidEnvelope`, `InvalidRecord` and
 `RecordTooLarge` in steps 2 to 4. Step 5 raises the `OSError` itself for an errno in `EXHAUSTED`, and
-`PartitionFailed` for other errors. A producer's batch (`append_batch`, Python only) is refused by
-`validator.check_batch` and by `state/producers`.
+`PartitionFailed` for other errors. Step 6 raises the `OSError` itself for too many open files. A producer's batch
+(`append_batch`, Python only) is refused by `validator.check_batch` and by `state/producers`.
 """

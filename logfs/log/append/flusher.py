@@ -46,11 +46,15 @@ class Flusher:
     # When a flush is due. The Python API, the command line, maintenance and the mount follow the same rules.
 
     def is_due(self) -> bool:
-        """Whether at least `flush.messages` records are not flushed, or the last 16 segments have no durable record.
+        """Whether a flush is due.
 
-        Also True if a sealed segment is not flushed while the unflushed sealed segments of all partitions use more
-        than half of the file descriptors that sealed segments may have open. `flush.messages` has the value that it
-        had at the last append or, if nothing was appended since the partition was opened, at the opening.
+        It is due if one of these holds:
+
+        - At least `flush.messages` records are not flushed. The setting has the value that it had at the last append
+          or, if nothing was appended since the partition was opened, at the opening.
+        - None of the last 16 segments has a durable record.
+        - A sealed segment is not flushed, and the unflushed sealed segments of all partitions use more than half of
+          the file descriptors that sealed segments may have open.
         """
         state, point = self._log.state, self.recovery_point
         segments = state.segments

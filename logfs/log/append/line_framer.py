@@ -21,9 +21,9 @@ class LineFramer:
     """Splits the writes of one file handle, of any size, into lines and appends the lines.
 
     `carry` is the beginning of a line whose newline has not arrived yet. If a line is refused before its newline has
-    arrived, `skipped` becomes the error, and the next writes up to that newline are taken as the rest of the line. A
-    write in which nothing follows the newline, or which has no newline, is refused with the same error. If bytes
-    follow, the write is consumed up to the newline without an append, and the program writes the other bytes again.
+    arrived, `skipped` becomes the error, and the rest of the line is skipped: each further write fails with the same
+    error, up to the one that has the newline. If bytes follow the newline in that write, it does not fail. It then
+    consumes the bytes up to the newline without an append, and the program writes the bytes after it again.
 
     The kernel divides a write(2) of about 1 MiB or more into parts. If the first part is refused, write(2) fails, and
     the kernel does not send the other parts. The newline of the refused line may be in one of these parts, and would
@@ -32,7 +32,8 @@ class LineFramer:
     If a later part is refused, write(2) returns the size of the parts before it, and the program writes the rest
     again, perhaps in smaller pieces. `refused_rest` are the bytes of the refused line that are in the refused part.
     For example, if one part ends with "ab" and the next begins with "cd" and a newline, and the line "abcd" is
-    refused, `refused_rest` is "cd" and the newline. These bytes are refused each time that the program writes them.
+    refused, `refused_rest` is "cd" and the newline. These bytes are refused each time that the program writes them:
+    otherwise "cd" would be appended as a line.
     """
 
     def __init__(self, partition: Partition) -> None:
@@ -163,10 +164,10 @@ class LineFramer:
         return self._nothing_appended(0, done.refused)
 
     def _is_refused_rest(self, data: bytes) -> bool:
-        """Whether the program writes `refused_rest`, or a part of it, again. If not, forget `refused_rest`.
+        """Whether `data`, up to its first newline, is `refused_rest` or a part of it. If not, forget `refused_rest`.
 
-        Only `data` up to its first newline is compared. It must equal bytes of `refused_rest` that begin
-        where the last refused write began or ended (`_rest_from`).
+        The program may repeat the last refused write, or go on after it. So the part must begin in `refused_rest`
+        where that write began or where it ended (`_rest_from`).
         """
         rest, end = self.refused_rest, data.find(b"\n") + 1
         piece = data[:end] if end else data

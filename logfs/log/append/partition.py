@@ -286,7 +286,7 @@ class Partition(Log):
         return self._format_for(self.config)[2]
 
     def _format_for(self, config: LogConfig) -> tuple[LogConfig, BatchFormat, int]:
-        """Return `config`, its batch format and the length limit of a line (bytes); cached until settings change."""
+        """Return (`config`, its batch format, the length limit of a line in bytes); cached until settings change."""
         known = self._format
         if known is None or known[0] is not config:
             form = batch_format(config)

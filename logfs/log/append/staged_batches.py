@@ -237,7 +237,7 @@ class StagedAppend:
             partition.disk.sync_directory(partition.directory)
 
     def _how_many_fit(self, batches: ScannedBatches) -> int:
-        """Return how many of `batches` go into the last segment: all that fit, but at least one if it is empty."""
+        """Return how many of `batches` go in the last segment: all that fit, at least one if the segment is empty."""
         run = self._runs[-1]
         if run.start:
             # The segment had batches before: `assign_place` has checked that all batches of the commit fit in it.
@@ -373,13 +373,13 @@ def assign_place(
 def reconcile(disk: Disk, directory: Path, part: CommitPart) -> tuple[CommitPart, bool]:
     """Compare `part`, the part of a commit for one partition, with the .log files of the partition.
 
-    Returns an updated part, and whether the caller must write the batches of the part at the part's place. The first
-    of these cases that applies decides:
+    Returns an updated part, and whether the log must end at the part's place. The first of these cases that applies
+    decides:
 
     - All batches of the part are in the log, or the log now begins above the place: returns the part with `done` set,
       and False.
     - Batches of another writer are at or after the place: changes no file, and returns the part with `skip` set to
-      the number of batches of the part that are in the log, and False.
+      the number of its batches that are in the log, and False. The other batches of the part get a new place later.
     - At or after the place are at most some of the part's batches, whole or cut short, as a crash leaves them: on a
       writable disk, cuts these off. Returns the part unchanged, and True.
 

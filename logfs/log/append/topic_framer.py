@@ -80,10 +80,11 @@ def check_partitions(topic: str, partitions: Sequence[Log]) -> None:
 
 
 class TopicLineFramer(LineFramer):
-    """A `LineFramer` whose lines go to the partitions of a topic. The next line goes to `partition`.
+    """A `LineFramer` whose lines go to the partitions of a topic.
 
-    In the subclass `TopicEnvelopeFramer`, the next record without a key goes to `partition`. The offsets in the
-    result of `append` are not offsets of a log: they number the records of this call from 0.
+    The attribute `partition` is the partition of the next line or, in the subclass `TopicEnvelopeFramer`, of the next
+    record without a key. It changes when the `Partitioner` chooses another one. The offsets in the result of `append`
+    are not offsets of a log: they number the records of this call from 0.
     """
 
     def __init__(self, partitions: Sequence[Partition], partitioner: Partitioner) -> None:

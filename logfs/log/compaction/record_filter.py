@@ -56,10 +56,10 @@ _KEPT_BITS = 0x7F
 class CleanedTransactions:
     """The state of the transactions while compaction reads the batches of a log (Kafka's CleanedTransactionMetadata).
 
-    Compaction need not read all segments, but the argument `aborted` must have the entries of the transaction indexes
-    of all segments. `kept` collects the entries for the transaction index of the new segment: an abort marker that is
-    read adds the entry of its transaction, if batches with data of this transaction were read before it. The caller
-    must clear `kept` before each new segment.
+    The argument `aborted` has the entries of the transaction indexes of all segments, even of those whose batches are
+    not read. `kept` collects the entries for the transaction index of the new segment. When an abort marker is read,
+    the entry of its transaction is added, if batches with data of this transaction were read before. The caller must
+    clear `kept` before each new segment.
     """
 
     def __init__(self, aborted: Iterable[AbortedTransaction]) -> None:
@@ -71,8 +71,8 @@ class CleanedTransactions:
     def discarded(self, scanned: ScannedBatches) -> NDArray[np.bool_]:
         """Return bool[rows]: True for batches of aborted data, and for markers whose transaction has no data left.
 
-        Also True for control batches without records. Call this once for all batches, by ascending offset, because it
-        advances the state of the transactions.
+        Also True for control batches without records. Each batch must be passed exactly once, in ascending order of
+        offsets, because the calls advance the state of the transactions.
         """
         data, rows = scanned.data, scanned.rows
         found = np.zeros(len(rows), np.bool_)
@@ -141,8 +141,8 @@ class RecordFilter:
     def apply(self, scanned: ScannedBatches) -> Iterator[Buffer]:
         """Yield the bytes that the new .log file gets for the batches in `scanned`, in file order.
 
-        The caller must call this for all batches of the log, by ascending offset. Raises `Corrupt` for a batch that
-        cannot be decoded.
+        The caller must pass all batches of the segments that the round rewrites, each once, in ascending order of
+        offsets. Raises `Corrupt` for a batch that cannot be decoded.
         """
         # First, the headers of the batches decide by which rule their records are kept.
         attributes = scanned.rows[:, ATTRIBUTES]

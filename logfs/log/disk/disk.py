@@ -192,7 +192,8 @@ class Disk:
     def forbid_blocking(self) -> None:
         """Make each later `read` in the calling thread raise `WouldBlock` instead of waiting for the disk.
 
-        This applies to one thread at a time: a call in another thread allows the former thread to wait again.
+        The other methods that raise `WouldBlock` in this thread are listed at the class. This applies to one thread
+        at a time: a call in another thread allows the former thread to wait again.
         """
         self._set_loop_thread(threading.get_ident())
 

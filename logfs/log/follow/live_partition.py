@@ -141,11 +141,12 @@ def _make_segments(
 
 
 def _carry_on(segment: LiveSegment, files: Files, following: int | None) -> bool:
-    """Update a known segment from its files as they are listed now (`files`); return False if it cannot be kept.
+    """Update a known segment from its files as they are listed now (`files`); return whether it can be kept.
 
-    A new segment object must then replace it: the .log file is another one, the segment does not end at `following`,
-    or it was cut before it was sealed. `following` is the base offset of the next segment, None for the last one. The
-    segment that was the last one is sealed if it now has a next segment.
+    If not, a new segment object must replace it. It cannot be kept if its .log file is another one, if it was sealed
+    at another offset than `following`, or if its .log file was cut or deleted before it was sealed. `following` is
+    the base offset of the next segment, None for the last one. The segment that was the last one is sealed if it now
+    has a next segment.
     """
     if not segment.is_same(files) or segment.next_base not in (None, following):
         return False
@@ -251,7 +252,7 @@ class LivePartition(Log):
         return self._recovery_point
 
     def _follow_producers(self) -> LogState:
-        """Bring the producers and transaction indexes up to the log end. Return the state with `stable_end` set."""
+        """Bring producers and transaction indexes up to the log end. Return the state, now with a `stable_end`."""
         self.check_may_block()
         with self.disk.hold(self.lock):
             state = self.state

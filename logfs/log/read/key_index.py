@@ -297,7 +297,8 @@ class KeyIndex:
     def _is_anchored(self, anchor: Anchor) -> bool:
         """Whether the log still has the batch that `anchor` describes, or now starts after this batch.
 
-        If so, no truncation of the log has removed records that the index covers.
+        The batch is the last one that an index covers. If the result is True, no truncation of the log has removed
+        records that this index covers.
         """
         state = self._reader.log.state
         if anchor.last_offset < state.log_start_offset:
@@ -499,11 +500,11 @@ def audit(reader: Reader) -> str | None:
 def _differ_by_removed(
     reader: Reader, named: NDArray[np.uint64], right: NDArray[np.uint64]
 ) -> bool:
-    """Whether two key indexes agree, except for keys for which `named` leads to a record that is not in the log.
+    """Whether all differences between two key indexes come from records that compaction has removed.
 
-    `named` are the entries (`_words`) of the audited index, `right` those of an index that was built from the log. An
-    entry in `named` for a removed record is no error: compaction removes the newest record of a key if its
-    transaction was aborted, or if it is a tombstone. A lookup that does not find the record rebuilds the index.
+    `named` are the entries (`_words`) of the audited index, `right` those of an index that was built from the log.
+    Compaction removes the newest record of a key if its transaction was aborted, or if it is a tombstone. If `named`
+    still has an entry for this record, that is no error: a lookup that does not find the record rebuilds the index.
     """
     rows, right_rows = set(map(tuple, named.tolist())), set(map(tuple, right.tolist()))
     wrong = rows - right_rows

@@ -92,7 +92,7 @@ class Log(Reader):
 
     @property
     def log(self) -> Log:
-        """This object. A `CommittedReader`, which hides some records, returns the log that it reads."""
+        """This object, which is its own log. The `log` of a `CommittedReader` is the log that it reads."""
         return self
 
     # The published state, which readers see (module `log_state`).
@@ -194,7 +194,7 @@ class Log(Reader):
 
     @property
     def stable_state(self) -> LogState:
-        """The state of the log at this moment, in which `stable_end` is not None.
+        """The state of the log at this moment. Unlike in `state`, `stable_end` is never None.
 
         If another process writes the log, a use of this property reads the batches that were appended since the last
         use. It can therefore raise `OSError`, and `WouldBlock` in a thread that must not wait.
@@ -215,9 +215,9 @@ class Log(Reader):
     def look_again(self, tries_left: int, gone: Gone) -> None:
         """Prepare to repeat a read that has raised `gone`; raise `gone` if the read must not be repeated.
 
-        `tries_left` is how many more times the caller can repeat the read. In a read-only store, the call lists the
-        files of the partition again. A `Partition` only limits the repetitions to a few. They help if another program
-        has cut an index file, because another thread then rebuilds the index.
+        `tries_left` is how many more times the caller can repeat the read. In a read-only store, this method lists
+        the files of the partition again. In a `Partition`, it lists nothing, and permits only a few repetitions. They
+        help if another program has cut an index file, and another thread has rebuilt the index since.
         """
         raise NotImplementedError
 
@@ -295,8 +295,8 @@ class CommittedReader(Reader):
         """Return a function that takes a batch's header and returns whether readers see the batch's records.
 
         Control batches and batches of aborted transactions are not seen. `state` is the state of the log when the
-        read began. The first call for a transactional batch may read the transaction indexes. This call raises
-        `OffsetOutOfRange` if the log has been truncated below the end of `state`.
+        read began. When the returned function is first called for a transactional batch, it may read the transaction
+        indexes. It then raises `OffsetOutOfRange` if the log has been truncated below the end of `state`.
         """
         aborted: Aborted | None = None
 

@@ -43,8 +43,8 @@ class _Slice(NamedTuple):
     """A part of the merged text: of each log n, the records with offsets in [firsts[n], ends[n]).
 
     The slice begins at byte `start` of the merged text. The slice's records of log n begin at byte `places[n]` of the
-    log's own text. The time of each of these records is at least `reached[n]` (ms), a time that no record of log n
-    before the slice exceeds.
+    log's own text. `reached[n]` (ms) is a lower limit of the times of these records. It is at least the greatest
+    timestamp in log n before the slice.
     """
 
     start: int
@@ -107,7 +107,8 @@ class MergedText:
     def is_current(self) -> bool:
         """Whether a new `MergedText` of these logs would have the same bytes.
 
-        This is the case if no log has changed, and if the text has at most one slice: a new text is one slice.
+        It would if the logs still have exactly the records of this text, and if this text has at most one slice: a
+        new text merges all records as one slice.
         """
         if len(self._slices) > 1 or not self.is_up_to_date:
             return False

@@ -236,7 +236,7 @@ class CommittedText:
     def _range_at(self, at: int) -> int:
         """Return the index of the last hidden range that begins at or before byte `at` of the text of all records.
 
-        There always is such a range, because the first one begins at byte 0.
+        There always is such a range: the list begins with a range at byte 0, which is empty if byte 0 is not hidden.
         """
         return bisect_right(self._hidden_ranges, at, key=lambda each: each.start) - 1
 
@@ -299,11 +299,11 @@ class CommittedText:
     ) -> None:
         """Hide the batches of `aborted` transactions with offsets in [start, end): add their hidden ranges.
 
-        `segments` are the view's segments from `start` on, and `left` are those of them that the log no longer has.
-        In a segment of `left`, a transactional batch is also hidden if the log no longer has a batch at this offset.
-        The reason is that another process may have aborted the transaction and then compacted the log, so that no
-        transaction index lists the transaction. If an error is raised, such as `WouldBlock` for a segment in a
-        bucket, no range is added.
+        `segments` are the view's segments from `start` on. `left` are those of them that the log no longer has. In
+        such a segment, a transactional batch is also hidden if the log no longer has a batch with its base offset:
+        another process may have aborted the transaction and then compacted the log, so that no transaction index
+        lists the transaction. If an error is raised, such as `WouldBlock` for a segment in a bucket, no range is
+        added.
         """
         ranges = self._hidden_ranges[-1:]
         for segment in segments:
@@ -379,8 +379,8 @@ def _entries_between(
 ) -> Iterator[AbortedTransaction]:
     """Yield the aborted transactions of `segments` with abort markers at or above `start`.
 
-    They are in the order of their markers. The last transaction that is yielded is the first one with a
-    `last_stable_offset` of at least `end`: the transactions with later markers begin at or above `end`.
+    They are in the order of their markers. The iteration ends after the first transaction whose `last_stable_offset`
+    is at least `end`: every transaction with a later marker begins at or above that offset.
     """
     for segment in segments:
         entries = segment.txn_index.entries

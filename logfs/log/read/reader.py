@@ -209,7 +209,7 @@ class Reader:
 
     @property
     def log_end_offset(self) -> int:
-        """The offset after the last record that this reader shows."""
+        """Where this reader ends: at the log end offset or, for a `CommittedReader`, at the last stable offset."""
         return self.state.log_end_offset
 
     @property
@@ -219,9 +219,9 @@ class Reader:
 
     @property
     def generation(self) -> int:
-        """A number that grows when the log changes other than by an append, for example by a truncation.
+        """A number that grows when a new text view may have other bytes at the same positions than an older view.
 
-        After such a change, a new text view may have other bytes at the same positions than an older view.
+        Truncation, compaction and the deletion of records change it. Appends do not.
         """
         return self.log.state.generation
 
@@ -238,9 +238,10 @@ class Reader:
         return _is_data
 
     def aborted(self, state: LogState) -> Aborted:
-        """Return the aborted transactions below the end of `state` that this reader hides. A `Log` hides none.
+        """Return the aborted transactions that this reader hides, at least those below the end of `state`.
 
-        The result has (first offset, offset of the abort marker) of each transaction, by producer id.
+        A `Log` hides none. The result has (first offset, offset of the abort marker) of each transaction, by producer
+        id.
         """
         return {}
 
@@ -262,8 +263,8 @@ class Reader:
     def check_readable(self, offset: int, state: LogState | None = None) -> None:
         """Raise `OffsetOutOfRange` unless `offset` is at least the log start offset and at most the log end offset.
 
-        Both offsets are those of `state`, by default of the present state of the log with all records. For a reader
-        of committed records, the log end may then be above the end of the records that it shows.
+        Both offsets are those of `state`. Without `state`, they are those of the whole log at this moment, even for a
+        `CommittedReader`, which may end below the log end offset.
         """
         state = state or self.log.state
         if not state.log_start_offset <= offset <= state.log_end_offset:
@@ -461,11 +462,11 @@ class Reader:
             self._keys = None
 
     def until_found(self, read: Callable[..., T], *arguments: Any) -> T:
-        """Return `read(*arguments)`; if a file is missing (`Gone`), look at the log again and repeat the call.
+        """Return `read(*arguments)`; repeat the call if it raises `Gone`, because a file is missing or was cut.
 
-        A partition of a read-only store is refreshed before each repetition, and the call is made 100 times at most.
-        A partition that this process writes permits a few repetitions, because an index may have been rebuilt
-        meanwhile. The last call may raise `Gone`.
+        In a read-only store, the partition is refreshed before each repetition, and at most 100 calls are made. For a
+        partition that this process writes, only a few calls are made. They help if another program has cut an index
+        file, and another thread has rebuilt the index since. The last call may raise `Gone`.
         """
         for left in reversed(range(TRIES)):
             try:
@@ -668,9 +669,10 @@ class Reader:
             return found if found is not None and found.offset < self.state.log_end_offset else None
 
     def _max_timestamp_now(self) -> OffsetAndTimestamp | None:
-        """Return the first record with the greatest timestamp, even at or above the log end; None if none exists.
+        """Return the first record with the greatest timestamp in the segments; None if there is none.
 
-        If no record has a timestamp, returns the log start offset with timestamp -1, or None for messages of magic 0.
+        The record may be at or above the end of this reader: for example, its append may not be published yet. If no
+        record has a timestamp, returns the log start offset with timestamp -1, or None for messages of magic 0.
         """
         state = self.state
         start = state.log_start_offset

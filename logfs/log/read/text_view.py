@@ -103,7 +103,7 @@ class TextView:
 
     @property
     def is_behind_truncation(self) -> bool:
-        """Whether the log was truncated since the view was made, or since the last `follow_truncation`."""
+        """Whether the log was truncated since the last `follow_truncation` (at first, since the view was made)."""
         return self.log.state.truncations is not self._truncations
 
     def follow_truncation(self, has_shown: Callable[[int], bool]) -> tuple[int, bool] | None:

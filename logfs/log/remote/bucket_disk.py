@@ -373,8 +373,9 @@ class BucketDisk(ReadOnlyDisk):
     def _stored(self, file: File) -> StoredFile | bytes:
         """Return where in the bucket a file is stored, or the bytes of the file if no object contains it.
 
-        The manifest of the segment is read if the layout has one. Raises `WouldBlock`, the error of `lost` if the
-        manifest is missing, and `Corrupt`, `Unsupported` or `InvalidStore` if it cannot be used.
+        Reads the manifest of the segment, if the layout has one. Raises `WouldBlock` in a thread that must not wait;
+        `Corrupt`, `Unsupported` or `InvalidStore` if the manifest cannot be used; and `Gone`, or another result of
+        `lost`, if it is missing.
         """
         entry = _entry(file)
         if entry.segment is None:

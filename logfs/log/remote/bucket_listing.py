@@ -58,11 +58,12 @@ def find_partitions(store: ObjectStore, place: str) -> dict[TopicPartition, list
 
 
 def _directories(store: ObjectStore, place: str) -> list[tuple[str, str]]:
-    """Return (prefix, key) for each directory whose key may be `prefix` and the name of a topic or partition.
+    """Return (prefix, key) for each directory whose key may be a prefix and the name of a topic or partition.
 
-    These are the directories in the directory `place`, with `place` and a slash as the prefix ("" if `place` is ""),
-    and the directories beside it whose keys begin with `place`, with `place` as the prefix. The caller must check
-    whether the rest of the key is the name of a topic, of a partition, or neither.
+    `place` may be a directory, or the beginning of names of directories, so both kinds are returned. For the place
+    "a/b", they are the directories in the directory "a/b", with the prefix "a/b/", and the others in the directory
+    "a" whose names begin with "b", with the prefix "a/b". The caller must check whether the rest of the key is the
+    name of a topic, of a partition, or neither.
     """
     below = f"{place}/" if place else ""
     found = [(below, each) for each in store.level(place)[0]]

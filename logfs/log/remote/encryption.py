@@ -47,7 +47,7 @@ class DataKey(NamedTuple):
         return {"dataKey": self.wrapped, "aad": base64.b64encode(self.aad).decode()}
 
     def encrypt(self, chunk: Buffer) -> bytes:
-        """Return an encrypted chunk."""
+        """Return `chunk` encrypted with this key: a nonce, the ciphertext, and a tag."""
         nonce = os.urandom(_NONCE_BYTES)
         parts: tuple[bytes, bytes] = self._cipher(nonce).encrypt_and_digest(bytes(chunk))
         return b"".join((nonce, *parts))

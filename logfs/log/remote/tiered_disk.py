@@ -1,6 +1,8 @@
 """The `Disk` of remote segments that are known from their metadata.
 
-It lists the bucket only for segments that another program copied.
+Unlike a `BucketDisk`, it does not list the bucket to find its segments: `TieredDisk.add` adds each of them. It lists
+objects only for a segment that another program copied, because the metadata of such a segment do not tell how its
+objects are stored.
 """
 
 from __future__ import annotations
@@ -88,7 +90,8 @@ class TieredDisk(BucketDisk):
     def note_missing(self, directory: Path, first: int, end: int) -> None:
         """Note that the offsets [first, end) are missing: no remote segment is known for them.
 
-        From now on, `open` raises `RemoteStorageError` for a segment file with the base offset `first`.
+        A segment with the base offset `first` stands for this range. From now on, `open` raises `RemoteStorageError`
+        for each file of this segment.
         """
         self._missing[directory, first] = end
 

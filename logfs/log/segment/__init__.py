@@ -2,7 +2,7 @@
 
 - `segment`: locate, read, seal (Kafka's LogSegment). Begin here.
 - `segment_writer`: the appends to an active segment, and when it rolls (`should_roll`).
-- `segment_end`: the end of a segment, as readers see it.
+- `segment_end`: how far readers may read a segment: its length, the offset after it, and its text size.
 - `segment_files`: the files of a segment, and which of them are open.
 - `segment_listing`: the segments that a directory holds at this moment.
 - `file_checks`: checks that refuse a file before its content is read.

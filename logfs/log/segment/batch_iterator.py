@@ -208,10 +208,12 @@ class Walk:
     def _check_successor(self, position: int, header: Header, known: bool) -> None:
         """Raise `Corrupt` if the offsets in `header` do not agree with the next batch.
 
-        `header` is that of the batch at `position`. `known` tells whether the offset after the previous batch is
-        known. If it is, this batch begins above it, because a batch that begins at it needs no check. So offsets are
-        missing before this batch, and without `gaps` the next batch must begin at the offset after this one, even if
-        the next batch is damaged. In all other cases, a damaged next batch proves nothing.
+        `header` is that of the batch at `position`. The next batch must begin at the offset after this one or, with
+        `gaps`, above it. At the end of the bytes, `next_offset` stands for the base offset of the next batch.
+
+        If the next batch is damaged, or its base offset is unknown, it proves nothing, and the batch passes. This
+        does not apply if `known` is true and `gaps` is false. `known` means that the offset after the previous batch
+        is known, and that this batch begins above it: offsets are missing, so the next batch must confirm this one.
         """
         after = position + header.size_bytes
         successor = self._base_offset(after) if after < self.end else None
@@ -281,15 +283,15 @@ class Walk:
     def _contents(self, position: int, expected: int) -> tuple[int, int, bool]:
         """Return the probable end position of a damaged batch, its last offset, and whether its length is reliable.
 
-        The caller uses the result to skip bytes inside the damaged batch that look like a batch. `expected` is the
-        lowest offset that the batch may have. If the batch has no possible offset, returns `position` and `expected`,
-        so that nothing is skipped.
+        The damaged batch may contain bytes that look like a batch. The result tells the caller how far to skip these:
+        up to the returned position and last offset. `expected` is the lowest offset that the damaged batch may have.
+        If its header has no possible offset, returns `position` and `expected`, so that nothing is skipped.
 
-        For example, a compressed message of an old format contains messages, which snappy and LZ4 store unchanged if
-        they cannot shorten them. If the lengths of the outer message's fields agree with its own length, this length
-        is reliable. The result then has `limit_offset` as the last offset, so that all messages within the length are
-        skipped. Otherwise the message may end anywhere up to `end`, so the result has `end` and the message's own
-        offset: the caller skips messages up to this offset, which those inside do not exceed.
+        For example, a compressed message of an old format contains messages, and snappy and LZ4 store bytes unchanged
+        that they cannot shorten. If the lengths of the outer message's fields agree with its own length, this length
+        is reliable: the result has `limit_offset` as the last offset, so that every message within the length is
+        skipped. Otherwise the outer message may end anywhere up to `end`. The result then has `end` and the offset of
+        the outer message, which the messages in it do not exceed.
         """
         head = self._get(position, HEADER_SIZE)
         end = position + _size_at(head)

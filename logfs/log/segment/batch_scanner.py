@@ -129,7 +129,7 @@ class ScannedBatches(NamedTuple):
         """Decode the records in groups of batches, and yield (columns, rows) for each group, in file order.
 
         `columns` are the records of the group, and `rows` its part of `self.rows`. Neighbouring batches with
-        attributes 0 (uncompressed, create time, no transaction) are one group, and every other batch is a group of
+        attributes 0 (uncompressed, create time, no transaction) are one group, and each remaining batch is a group of
         its own. If records of a group are malformed, its batches are yielded one by one, the malformed ones with a
         `Corrupt` in place of the columns. Control batches are left out. One group is decoded at a time, because all
         groups together may decompress to gigabytes.
@@ -303,7 +303,7 @@ class ScannedBatches(NamedTuple):
             first = number + 1
 
     def _groups(self) -> Iterator[NDArray[np.int64]]:
-        """Yield the rows of batches in groups: adjacent batches with attributes 0 together, every other batch alone.
+        """Yield the rows of batches in groups: adjacent batches with attributes 0 together, the others one by one.
 
         Control batches are left out.
         """

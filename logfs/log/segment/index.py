@@ -368,9 +368,9 @@ class SparseIndex(NamedFile):
     def _forget_cut(self, entries: Entries) -> None:
         """Drop `entries`, because the file has become shorter; the next use opens the file again.
 
-        In a read-only store, and if the index is being written, the file must not be opened again, so `Gone` is
-        raised. The reader then lists the log and repeats the read (`Reader.until_found`). If another thread has
-        already replaced `entries`, the method does nothing.
+        Raises `Gone` if the store is read-only, or if the index is being written: in either case, the file must not
+        be opened again here. `Reader.until_found` then repeats the read. If another thread has already replaced
+        `entries`, this method does nothing.
         """
         if self._entries is entries:
             if not (self._disk.writable and entries.reopens):

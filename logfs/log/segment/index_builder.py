@@ -67,8 +67,8 @@ class TextBuilder:
     ) -> None:
         """Continue after the last entry of `index`, with an entry about every `interval_bytes` of log.
 
-        `after`, if given, replaces the position and the text size of the last entry. It is a pair: the position at
-        which the next interval begins, and the text size of all batches before the first one that is added.
+        `after` is a pair: the position from which the next interval is measured, and the text size of all batches
+        before the first one that will be added. Without it, both are those of the last entry of `index`.
         """
         self._index = index
         self._interval_bytes = interval_bytes

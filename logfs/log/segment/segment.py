@@ -344,9 +344,9 @@ class Segment(SegmentFiles):
 
         Raises `DamagedRange` if `offset` lies in a damaged range. The lookup usually costs one or two reads: it steps
         from header to header, beginning at an index entry, and checks the CRC only of the batch that it returns. No
-        CRC covers a base offset. Therefore each base offset must be the offset after the previous batch, and the
-        first base offset must agree with the index. If a base offset is different, or the batch to return is invalid,
-        the lookup uses `walk`, which checks every batch.
+        CRC covers a base offset. Therefore each batch must begin at the offset after the previous batch, and the
+        first one at the offset that the index gives. If one begins elsewhere, or the batch to return is invalid, the
+        lookup starts again with `walk`, which checks every batch.
         """
         position, expected, size = self._look_from(offset)
         window, window_start = self.read(position, size), position
@@ -377,17 +377,20 @@ class Segment(SegmentFiles):
         return batch if batch.is_valid and not hides else None
 
     def _offset_at(self, position: int) -> int:
-        """Return the base offset of the batch at `position`, unchecked; at the file's end, return `limit_offset`."""
+        """Return the base offset of the batch at `position`, unchecked.
+
+        At the file's end, return the upper limit of the offsets in the segment (`limit_offset`).
+        """
         head = self.read(position, LENGTH_OVERHEAD)
         return START.unpack_from(head)[0] if len(head) == LENGTH_OVERHEAD else self.limit_offset
 
     def _look_from(self, offset: int) -> tuple[int, int, int]:
         """Return where a search for `offset` begins: a batch's position, its base offset, and how many bytes to read.
 
-        The text index has the position and the base offset; the bytes to read are those up to its next entry. If it
-        is empty or damaged, the offset index is used, which has the position and the last offset of the batch. The
-        base offset is then this last offset minus the last offset delta in the batch's header, and the number of
-        bytes is 16 KiB.
+        An entry of the text index has the position and the base offset. The bytes to read are those up to the next
+        entry, but 2 MiB at most, and 16 KiB if there is no next entry. If the text index is empty or damaged, the
+        offset index is used. Its entry has the position and the last offset of the batch. The base offset is then
+        this last offset minus the last offset delta in the batch's header, and the number of bytes is 16 KiB.
         """
         around = None
         with suppress(Corrupt):
@@ -406,10 +409,10 @@ class Segment(SegmentFiles):
         """Find the first batch with a greatest timestamp >= `timestamp` (ms) and a last offset >= `first_offset`.
 
         The lookup reads headers one after the other, beginning at a time index entry, and checks the CRC only of the
-        batch that it returns. Returns (position, batch). `batch` is None if no batch was found. The lookup may then
-        have ended early, at missing offsets, an old format or damage, so the caller must go on with `walk`, from
-        `position`. In both cases, `position` is that of the last batch that the lookup has passed, or the position
-        where the lookup began.
+        batch that it returns. Returns (position, batch). `position` is that of the batch before the one at which the
+        lookup ended, or the position where the lookup began. `batch` is None if no batch was found. The lookup may
+        then have ended early, at missing offsets, an old format or damage, so the caller must go on with `walk`, from
+        `position`.
         """
         start = max(self.offset_before(timestamp), first_offset)
         position, expected, _ = self._look_from(start)
@@ -510,7 +513,7 @@ class Segment(SegmentFiles):
 
     @property
     def first_batch_timestamp(self) -> int:
-        """The greatest timestamp of the first batch (ms), -1 if there is none."""
+        """The greatest timestamp of the first batch (ms), -1 if there is no batch or no timestamp."""
         header = self.header(0)
         return -1 if header is None else header.max_timestamp
 
@@ -632,7 +635,10 @@ class Segment(SegmentFiles):
         return text
 
     def _load_end(self) -> SegmentEnd:
-        """Return the end, from the closing entry of the text index. If this entry is missing, read the log."""
+        """Return the end with its text size, which the last entry of the text index has.
+
+        If the text index is wrong, or does not reach the end of the .log file, it is first rebuilt from the log.
+        """
         with self._disk.hold(self._rebuilding):
             segment_end = self._end
             if segment_end is not None and segment_end.text is not UNMEASURED:

@@ -1,4 +1,4 @@
-"""The end of a segment, as readers see it."""
+"""The end of a segment: the size in bytes, the next offset and the text size up to which readers see the segment."""
 
 from __future__ import annotations
 

@@ -71,7 +71,10 @@ class SegmentFiles(NamedFile):
         self._is_counted = False
 
     def __getattr__(self, name: str) -> Any:
-        """Make the objects of the four indexes, and return the one whose attribute `name` was read."""
+        """Return the index object `name`, such as `time_index`. Python calls this only if the attribute is missing.
+
+        The objects of all four indexes are then made, and become attributes.
+        """
         if name not in _INDEXES:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         with _making:
@@ -93,10 +96,10 @@ class SegmentFiles(NamedFile):
         return self._disk
 
     def identify(self, files: Files) -> None:
-        """From now on, accept only files with the inode numbers in `files`, which maps suffixes (".log") to them.
+        """Tell the segment the identities (inode numbers) of its files, by suffix (".log").
 
-        Only `LiveSegment` does this. For any other segment, the method does nothing: the segment accepts each file
-        that has the right name.
+        A `LiveSegment` opens only files with these identities from now on. This base class does nothing: it opens
+        each file that has the right name.
         """
 
     def new_indexes(self) -> tuple[OffsetIndex, TimeIndex, TextIndex]:
@@ -221,11 +224,11 @@ class SegmentFiles(NamedFile):
         _count(ref(self))
 
     def _release(self) -> bool:
-        """Close the files to free descriptors. Return False if `_rebuilding` is held: the caller must try again.
+        """Close the files to free descriptors. Return False if the lock `_rebuilding` is held: try again later.
 
-        Otherwise return True, even if the files stay open: those of the log's last segment, files that are not
-        durable, and files for which `hold_open` was called. Readers go on with the descriptors that they have, or
-        open the files again.
+        Another thread holds this lock while it rebuilds the indexes, for example. The files stay open, and the result
+        is True, if the segment is the log's last one, if the files are not durable, or if `hold_open` was called.
+        Readers go on with the descriptors that they have, or open the files again.
         """
         if not self._rebuilding.acquire(blocking=False):
             return False

@@ -97,8 +97,8 @@ class SegmentWriter:
     def append_written(self, runs: Sequence[ScannedBatches], interval_bytes: int) -> None:
         """Let readers see the batches of `runs`, which are in the file already: set the segment's end after them.
 
-        The batches must be measured (`ScannedBatches.sizes`). Adds index entries about every `interval_bytes` of log,
-        as far as the indexes and the disk have room for them.
+        The caller must have measured the text of the batches (`ScannedBatches.measured`). Adds index entries about
+        every `interval_bytes` of log, as far as the indexes and the disk have room for them.
         """
         segment = self._segment
         end = segment.end

@@ -166,10 +166,10 @@ class TextIndex(SparseIndex):
         return bisect_right(range(len(self)), position, key=lambda i: self._get(i)[1]) - 1
 
     def last_before(self, position: int, number: int) -> int:
-        """Return the number of the last entry at or before `position`, of the 256 entries from `number` on.
+        """Search the 256 entries from `number` on; return the number of the last one at or before `position`.
 
-        `position` is a position in the .log file. `number` is at most the number of entries in the index. If none of
-        the 256 entries lies at or before `position`, returns `number - 1`, without a look at that entry.
+        `position` is a position in the .log file. `number` is at most the number of entries in the index. If all of
+        the 256 entries lie after `position`, the result is `number - 1`. That entry may lie after `position`, too.
         """
         high = min(number + _NEAR, len(self))
         return (

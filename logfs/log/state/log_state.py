@@ -22,9 +22,9 @@ class LogState(NamedTuple):
     the transaction indexes of `segments`. `last_timestamp` is the greatest timestamp of the last batch (ms), -1 if it
     is not known.
 
-    `generation` grows at each change of the log after which bytes of the text views may differ from before.
-    `truncations` are the offsets to which this process has truncated the log since it was opened, the oldest
-    truncation first.
+    `generation` grows when the log changes so that bytes of a text view may differ from those read before, as by a
+    truncation; an append changes no such bytes. `truncations` are the offsets to which this process has truncated the
+    log since it was opened, the oldest truncation first.
 
     For example, a log of two segments at the offsets 0 and 100 that ends at 130, with a transaction open since 120,
     has `log_end_offset` 130 and `stable_end` 120.

@@ -32,8 +32,8 @@ logger = logging.getLogger(__name__)
 class ProducerSnapshots:
     """The snapshots of a partition directory. Each has the producers' state after all batches below its offset.
 
-    `offsets` are the offsets of the snapshots, ascending. `minimum_offset` is the log start offset: as long as there
-    are no snapshots, `write` writes none at or below it.
+    `offsets` are the offsets of the snapshots, ascending. New snapshots are written only above the newest one. If
+    there is none, they are written only above `minimum_offset`, the log start offset.
     """
 
     def __init__(self, disk: Disk, directory: Path, expiration_ms: int) -> None:
@@ -151,8 +151,8 @@ class ProducerSnapshots:
     ) -> Producers:
         """Return the producers at the offset `end`: those of the newest snapshot, updated by the batches after it.
 
-        If there is no snapshot, the log is read from `begin` on, to find transactions that began below the log start.
-        If `begin` is None, the log is read from the log start on, as in Kafka.
+        If there is no snapshot, all batches from `begin` on are read. A `begin` below the log start offset finds
+        transactions that began there, too. If `begin` is None, the log start offset is used, as in Kafka.
 
         Removes the snapshots above `end`, and those at or below the log start. Writes snapshots at `end` and at the
         base offsets of the last two segments, but none at or below the newest snapshot (kafka-storage 9.8).

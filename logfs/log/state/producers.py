@@ -100,7 +100,7 @@ class Producer:
         )
 
     def at_epoch(self, epoch: int) -> Producer:
-        """Return the producer with the epoch `epoch`. If the epoch changes, the remembered batches are dropped."""
+        """Return this producer with the epoch `epoch`, and without its batches if it has another epoch now."""
         return self if epoch == self.epoch else replace(self, epoch=epoch, batches=())
 
     def entry(self) -> ProducerEntry:

@@ -45,7 +45,10 @@ _REMEMBERED = 10_000
 
 
 class LastOffsets:
-    """The offset of the last record that each process has appended through one file."""
+    """The offset of the last record that each process has appended through one file.
+
+    Only the 10,000 processes that were the last to append are remembered.
+    """
 
     def __init__(self) -> None:
         self._offsets: OrderedDict[int, int] = OrderedDict()
@@ -142,9 +145,9 @@ class EnvelopeAppendFile(AppendFile):
 
 
 class EmptyHandle(Handle):
-    """An `append` file that is open for reading in a read-only store: it reads as empty.
+    """A handle that reads as empty: an `append` file that is open for reading in a read-only store.
 
-    `AppendHandle`, which inherits from this class, reads as empty, too.
+    `AppendHandle` inherits from this class, because every other open `append` file reads as empty, too.
     """
 
     direct_io = True
@@ -154,7 +157,7 @@ class EmptyHandle(Handle):
 
 
 class AppendHandle(EmptyHandle):
-    """An open `append` file. Each handle has an unfinished line of its own.
+    """An open `append` file. Each handle keeps its own unfinished line until a write or the close ends it.
 
     The kernel sends the writes to one inode one after the other (it holds the inode's lock during a direct write), so
     a handle is never in two calls at the same time.

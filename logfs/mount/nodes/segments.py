@@ -59,10 +59,7 @@ class SegmentsDirectory(PartitionFolder):
         return not isinstance(node, SegmentFile) or node.is_current
 
     def segment(self, name: str) -> Segment | None:
-        """Return the active segment if `name` is the name of one of its files, else None.
-
-        The files of other segments do not grow.
-        """
+        """Return the active segment, whose files grow, if `name` is one of its files. Otherwise return None."""
         active = self.partition.active
         return active if name.startswith(names.stem(active.base_offset) + ".") else None
 

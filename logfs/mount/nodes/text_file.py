@@ -97,11 +97,10 @@ class TextFile(GrowingFile):
         return handle
 
     def release_before(self) -> None:
-        """Tell the view which position (bytes) all readers have passed, so that it can release segments.
+        """Allow the view to release segments that have left the log and that no reader needs.
 
-        The position is the lowest at which an open handle began its last read. Of the segments before this position,
-        the view may release those that have left the log, except the last few: a reader may seek back. If no handle
-        is open, the view may release all segments that have left the log.
+        A reader needs the segments from the position of its last read on, and, to seek back, the last few before it.
+        The view is told the lowest of these positions (bytes). If no handle is open, no segment is needed.
         """
         self.view.release_before(
             min(
@@ -115,7 +114,7 @@ class TextHandle(GrowingHandle):
     """An open text file. Bytes that were read once never change, so the kernel's pages remain valid.
 
     If the file may grow, and this process cannot see in `/proc` the thread that opened the file, the handle uses
-    direct_io, so that the kernel keeps no pages.
+    direct_io, so that the kernel keeps no pages: `GrowingSizes` cannot tell when such a thread has left a read.
     """
 
     keep_cache = True

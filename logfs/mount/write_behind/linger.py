@@ -45,8 +45,8 @@ class Linger:
 
     Only the trio thread may call the public methods.
 
-    If `is_stopping` is true, the mount answers requests for attributes of open files with an error, so that each new
-    write(2) fails.
+    `stop` sets `is_stopping`. From then on, the mount answers requests for attributes of open files with an error, so
+    that each new write(2) fails.
     """
 
     def __init__(self, linger_ms: int) -> None:

@@ -64,7 +64,7 @@ class _Node:
         self.found = found
 
     def stat(self) -> Stat:
-        """Return the attributes of the node. The size is always 0, whatever the content is."""
+        """Return the attributes of the node. The size is always 0, so a writer with O_APPEND begins at byte 0."""
         found = self.found
         mode = self.kind | (stat.S_IMODE(found.st_mode) & self.bits)
         return Stat(mode, found.st_uid, found.st_gid, 0, found.st_mtime_ns)
@@ -175,10 +175,10 @@ class WriteBehindOperations(Handlers[_Node]):
         return ["errors", "status.json"] if node.path == f"/{SELF}" else list(APPEND_FILES)
 
     def _numbered(self, node: _Node) -> _Node:
-        """Return the node that the kernel is told for the path of `node`, and give it an inode number.
+        """Return the node to use in the answer to the kernel, with an inode number. `node` is a result of `_find`.
 
-        `node` is a result of `_find`. If the kernel already knows a node with the same path, the result is this older
-        node, with the new attributes. Otherwise, and for each `append` file, the result is `node`.
+        If the kernel already knows a node with the same path, the result is this older node, with the attributes of
+        `node`. Otherwise the result is `node`, and so it always is for an `append` file.
         """
         if not isinstance(node, _AppendFile):
             known = self._known.setdefault(node.path, node)
@@ -331,7 +331,7 @@ class WriteBehindOperations(Handlers[_Node]):
         """Open the stream of a node for a writer. Raises `OSError`: ENOTCONN if the mount is being stopped.
 
         Each lookup makes a new node, so a second writer can open the node only through /proc/PID/fd. The second
-        writer gets EBUSY unless both writers use O_APPEND, and the second one does not use O_TRUNC.
+        writer gets EBUSY unless both writers use O_APPEND and the second one does not use O_TRUNC.
         """
         appends = bool(flags & os.O_APPEND)
         self._refuse_when_stopping(node)
@@ -355,7 +355,7 @@ class WriteBehindOperations(Handlers[_Node]):
         """Return up to `size` bytes, from byte `off` on, of a generated file or of an append file.
 
         Of an append file, only the last bytes that were written are kept, and earlier bytes are returned as zeros. A
-        file opened for writing with O_SYNC or O_DSYNC reads as empty.
+        file opened for writing with O_SYNC or O_DSYNC reads as empty, because its writes bypass the stream.
         """
         if fh in self._contents:
             return self._contents[fh][off : off + size]
@@ -439,9 +439,9 @@ class WriteBehindOperations(Handlers[_Node]):
 
 @contextmanager
 def _noted() -> Iterator[None]:
-    """Return a context that passes an error of a node's `Stream` to the kernel, and does not note the error again.
+    """Return a context that raises an `OSError` of a node's `Stream` as `FUSEError`, which is not noted again.
 
-    The stream noted it in `.logfs/errors` when it happened.
+    The stream noted the error in `.logfs/errors` when it happened.
     """
     try:
         yield

@@ -266,9 +266,8 @@ class Folders:
         """Move the files of the tasks, `written`, to their final paths, all or none, and store `offsets` in a file.
 
         The older files of the partitions `replaced` are removed; if `replaced` is None, all older files stay.
-        `offsets` replace the offsets that an earlier incremental export has stored. If `offsets` is None, nothing is
-        stored. The earlier offsets then stay if `replaced` is None. Otherwise they are removed, because they do not
-        fit the new files.
+        `offsets` replace the offsets that an earlier incremental export has stored. If `offsets` is None, the earlier
+        offsets stay if all older files stay. Otherwise they are removed, because they do not fit the new files.
 
         If a file cannot be moved, the files moved before are moved back, but the file `_SUCCESS` of an earlier export
         is not restored. `begins` is not used; only `IcebergTables` needs it. Raises `FileExistsError` if there is a

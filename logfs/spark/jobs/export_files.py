@@ -64,7 +64,7 @@ class WrittenFile:
 class ExportFormat:
     """The format of the files of an export.
 
-    `format` is "parquet", "json" or "iceberg", `compression` is the name of the codec, or "none". `values` says how
+    `format` is "parquet", "json" or "iceberg". `compression` is the name of the codec or "none". `values` says how
     keys, values and headers are written to JSON: "mixed" (strings, and objects with base64 for bytes that are not
     UTF-8), "text" (only strings) or "base64" (only objects).
     """
@@ -82,7 +82,10 @@ class ExportFormat:
 
     @property
     def first_day(self) -> int:
-        """The first day with its own date folder, in days since the epoch. Earlier records are under `NO_DATE`."""
+        """The first day with its own date folder, in days since the epoch. Earlier records are under `NO_DATE`.
+
+        It is 0001-01-01 for the format iceberg, and 1970-01-01 for the others.
+        """
         return _FIRST_DAY if self.format == "iceberg" else 0
 
 

@@ -135,7 +135,8 @@ class IcebergTables:
 
         - `offsets`: where this export ended; None stands for no offsets. The snapshot and the properties of a table
           store those of its topic. A topic without files also gets a commit if its table has no offsets yet.
-        - `replaced`: partitions whose records from earlier exports the same commits remove; None removes nothing.
+        - `replaced`: the partitions whose records of earlier exports are removed, in the same commits, even from
+          tables that get no files; None removes nothing.
         - `begins`: where this export began, stored before the first commit; None stores nothing. After an error, the
           tables committed before it stay committed, and the next export begins at `begins` for the topics whose
           tables have no offsets yet.

@@ -34,11 +34,13 @@ class FileRange:
     """Consecutive rows of a file.
 
     In a file with lines, the file range has the lines that begin at the byte positions [`start`, `end`). In a Parquet
-    file, it has the row groups with the numbers [`start`, `end`). `end` is None if the file range is the whole file.
+    file, it has the row groups with the numbers [`start`, `end`). None as `end` stands for the end of the file.
     `size_bytes` is the size of the file range. `file_bytes` is the size that the whole file had when the import was
-    planned. `names` has the (topic, partition) pairs of the rows. `offsets` are the first and the greatest offset (in
-    a Parquet file, the least and the greatest). They are None if they are not known, or if the rows are of several
-    partitions.
+    planned. `names` has the (topic, partition) pairs of the rows.
+
+    `offsets` has the offset of the first row and the greatest offset of all rows. For a Parquet file, it has the
+    least and the greatest offset, which are in the footer. It is None unless all offsets are known, and all rows are
+    of the same known partition.
     """
 
     path: str

@@ -120,7 +120,7 @@ class _WorkTask(Generic[_Item, _Result]):
     """The function that a Python worker runs for each group of work items. It returns one result for each item.
 
     The result is that of `do`, or a `_Failure` if `do` raised `LogfsError` or `OSError`. After each item, its size in
-    bytes is added to `done`.
+    bytes is added to the accumulator `done`, which the driver reads to report progress.
     """
 
     def __init__(self, do: Callable[[_Item], _Result], done: Accumulator[int]) -> None:

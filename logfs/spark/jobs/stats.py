@@ -72,9 +72,9 @@ def stats(
     Nothing is changed, and a mount or a broker may use the directories meanwhile. `bucket_ms` is the length of the
     time buckets in which records are counted; if it is None, at most 200 buckets cover the timestamps. `topics`
     limits the count to these topics. `progress` is called with (bytes of logs done, total bytes). Blocks until the
-    job has ended. Raises `InvalidSetting` for a `bucket_ms` below 1, the errors of opening a store read-only, the
-    error that keeps a partition offline, and `JobFailed` if a segment cannot be read, or is in the log but missing on
-    a task's machine.
+    job has ended. Raises `InvalidSetting` for a `bucket_ms` below 1, and the errors of opening a store read-only. If
+    a partition is offline, raises the error that keeps it offline. Raises `JobFailed` if a segment cannot be read, or
+    is in the log but missing on a task's machine.
     """
     if bucket_ms is not None and bucket_ms < 1:
         raise InvalidSetting(f"bucket_ms is {bucket_ms}: give at least 1")

@@ -122,7 +122,7 @@ def verify(
 
 
 def _planned(store: Store, name: str) -> tuple[list[Finding], list[AuditSubject]] | None:
-    """Return the findings about a partition's files outside of segments, and its segments to audit.
+    """Return the findings about the files of a partition that belong to no segment, and its segments to audit.
 
     Returns None if the partition was deleted.
 
@@ -158,10 +158,11 @@ class AuditSubject:
     log_start_offset: int
 
     def audit(self) -> tuple[list[Finding], Account | None]:
-        """Audit the segment, and return the findings and the segment's `Account`.
+        """Audit the segment, and return the findings and an `Account`: facts to compare with other segments.
 
-        The caller passes the accounts of all segments to `check_boundaries`. Raises `Gone` or `FileNotFoundError` if
-        the planned segment does not exist on this machine any more, and `OSError`.
+        The caller passes the accounts of all segments to `check_boundaries`, which finds the problems between them.
+        Raises `Gone` or `FileNotFoundError` if the planned segment does not exist on this machine any more, and
+        `OSError`.
         """
         segment = self.segment.open()
         findings: list[Finding] = []

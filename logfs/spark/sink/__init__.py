@@ -4,7 +4,7 @@ The temporary files are in the partitions' directories. They are called staged f
 commit.
 
 - `options`: parses and checks the options of a write, and its columns.
-- `partitions`: plans the partitions of a write in the driver, and finds them on the machine of each task.
+- `partitions`: lists in the driver the partitions to which a write may append, and finds them on each task's machine.
 - `staging`: encodes the rows of a task as record batches, in staged files.
 - `writer`: the writers of batch and streaming queries, which stage in the tasks and commit in the driver.
 - `each_batch`: appends micro-batches by `foreachBatch`, for the output mode `update`.

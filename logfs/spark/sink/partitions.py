@@ -1,4 +1,4 @@
-"""Plans the partitions of a write in the driver, and finds them on the machine of each task.
+"""Lists in the driver the partitions to which a write may append, and finds them on the machine of each task.
 
 The processes in which Spark plans writes import this module. So it must not import the modules that encode rows,
 whose import takes long.

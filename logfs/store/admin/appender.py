@@ -148,7 +148,10 @@ class DirectAppender:
 
 
 class MountedAppender:
-    """Appends lines by writes to the file `append` or `append.jsonl` of a mount, with `DirectAppender`'s methods."""
+    """Appends lines by writes to the file `append` or `append.jsonl` of a mount.
+
+    It has the same methods as `DirectAppender`.
+    """
 
     def __init__(self, mounted: Path, name: str, is_topic: bool) -> None:
         self.appended = Appended()

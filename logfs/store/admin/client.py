@@ -56,7 +56,10 @@ NO_MOUNT = frozenset(
 
 
 class NoAnswer(Exception):
-    """A mount has ended. The caller may try again: it sent no request yet, or one that is safe to execute twice."""
+    """A mount ended before it answered. The caller may try again.
+
+    No request was sent yet, or only one that is safe to execute twice (`Request.is_repeatable`).
+    """
 
 
 def find_mount(log_dir: Path) -> Path | None:

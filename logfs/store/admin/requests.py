@@ -70,8 +70,8 @@ class Request:
     def grows(self) -> Collection[str]:
         """Return the partitions to which the request appends, without those of internal topics.
 
-        These partitions may grow even after the request has failed: upkeep finishes a `Commit` that is decided but
-        could not be done.
+        They may grow even after the request has failed: if a `Commit` fails after it was recorded in the log
+        directory, upkeep completes it later.
         """
         return ()
 

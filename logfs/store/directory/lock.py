@@ -101,7 +101,10 @@ _taking = make_lock(Level.DESCRIPTORS)
 
 
 def _after_fork() -> None:
-    """Replace `_taking` in a forked child: a thread that held it in the parent does not exist in the child."""
+    """In a forked child: replace `_taking`, a lock between threads, which may be held forever.
+
+    The thread that held it in the parent does not exist in the child, so it would never release the lock.
+    """
     global _taking
     _taking = make_lock(Level.DESCRIPTORS)
 

@@ -190,9 +190,10 @@ class Compactor(Maintenance):
 
         More than one round is needed if the keys do not all fit in memory. With `roll` the active segment is sealed
         first, so that it is compacted, too. `progress` is called with the number of bytes of each read and write.
-        Raises `InvalidSetting` if `cleanup.policy` has no `compact`; `CleaningAborted` if meanwhile segments are
-        cut or deleted, `compact` is removed from `cleanup.policy`, or the store is closed; `Corrupt` for damaged
-        records; `Unsupported` for records in old formats; `PartitionFailed`; and `OSError`.
+        Raises `InvalidSetting` if `cleanup.policy` has no `compact`; `CleaningAborted` if meanwhile the log is
+        truncated, segments or the partition are deleted, `compact` is removed from `cleanup.policy`, or the store is
+        closed; `Corrupt` for damaged records; `Unsupported` for records in old formats; `PartitionFailed`; and
+        `OSError`.
         """
         self._check(name)
         partition = self._registry.writable(name)

@@ -62,8 +62,8 @@ def finish_or_undo(
 
     `found` maps each log directory to the partition directories in it. For a finished move, this function adds the
     partition's new directory to `FoundDirectories.partitions` of the new log directory, and schedules the original
-    for removal. If a move can be neither finished nor undone, an error is logged. The partition is then offline,
-    unless a directory has its name.
+    for removal. If a move can be neither finished nor undone, an error is logged. Then the partition is loaded from
+    the directory with its name; if there is no such directory, it is offline.
     """
     homes = {name: log_dir for log_dir, each in found.items() for name, *_ in each.partitions}
     strays = {path: log_dir for log_dir, each in found.items() for path in each.strays}

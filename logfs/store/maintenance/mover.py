@@ -1,8 +1,9 @@
 """Moving partitions between log directories while they are in use (Kafka's AlterReplicaLogDirs).
 
-The names of the directories show how far a move is. The copy is named `<partition>.<uuid>-future` until it gets the
-name of the partition. The original directory is renamed to `-stray`, which is the point of no return, and then to
-`-delete`; it is removed once no reader uses it. docs/durability.md has the steps, and what a crash leaves after each.
+The names of the directories show how far a move is. First the copy is made, as `<partition>.<uuid>-future`. Then the
+original directory is renamed to `-stray`, which is the point of no return. Then the copy gets the name of the
+partition. Finally the original is renamed to `-delete`. It is removed after `file.delete.delay.ms`, once no reader
+uses it. docs/durability.md has the steps, and what a crash leaves after each.
 """
 
 from __future__ import annotations
@@ -92,7 +93,8 @@ class Mover(Maintenance):
         - `InvalidName` if the store does not have the log directory, or the partition is in it already;
         - `InvalidSetting` if the topic's settings file in the log directory differs from the store's settings;
         - `PartitionExists` if the log directory already has an entry with the partition's name;
-        - `MoveAborted` after `stop`, if the partition was deleted, or while a commit to it is not finished;
+        - `MoveAborted` after `stop`, if the partition was deleted, or if a decided commit (`Commits`) must still
+          append to it;
         - `OSError` (ENOSPC), before anything is copied, if the log directory has too little free space;
         - `NotWritable`, `PartitionFailed`, `LogDirFailed` and other `OSError`.
         """
@@ -175,8 +177,9 @@ class Mover(Maintenance):
         """Replace the original by the copy, in the steps that docs/durability.md describes ("Moving a partition").
 
         The caller must hold `Compactor.running`, the registry's lock, and `flusher.lock` and `lock` of the partition.
-        Raises `MoveAborted` if the partition was deleted or a commit to it is not finished. If a step fails after the
-        original was renamed, raises `PartitionFailed`; the next opening of the store then finishes the move.
+        Raises `MoveAborted` if the partition was deleted, or if a decided commit (`Commits`) must still append to it.
+        If a step fails after the original was renamed, raises `PartitionFailed`; the next opening of the store then
+        finishes the move.
         """
         registry, name = self._registry, partition.name.directory
         if registry.partitions.get(name) is not partition:
@@ -221,10 +224,10 @@ class Mover(Maintenance):
     def _schedule_removal(
         self, partition: Partition, source: LogDir, stray: Path, left: WeakSet[Segment]
     ) -> None:
-        """Schedule the directory from which a partition was moved for removal after `file.delete.delay.ms`.
+        """Schedule the old directory of a moved partition for removal after `file.delete.delay.ms`.
 
-        This directory, `stray`, is in the log directory `source`; readers may still use its segments, `left`. An
-        error is logged and not raised; the next opening of the store then removes the directory.
+        `stray` is this directory, in the log directory `source`. `left` are its segments, which readers may still
+        use. An error is logged and not raised; the next opening of the store then removes the directory.
         """
         registry = self._registry
         unique = names.unique_part(stray.name)

@@ -279,11 +279,12 @@ class RemoteLogManager(Maintenance):
             metadata.end_deletion(remote)
 
     def _is_only_copy(self, partition: Partition | None, begun: RemoteSegment) -> bool:
-        """Whether the records of `begun` are nowhere else, although its copy is not recorded as finished.
+        """Whether a copy must be kept, although it is not recorded as finished: its records are nowhere else.
 
-        `begun` is a remote segment. `partition` is its partition, None if the partition was deleted. A local segment
-        is dropped only after its copy is finished. So if the records are no longer in a local segment, the copy was
-        finished, but damage in the metadata topic has destroyed the record of this. In this case an error is logged.
+        `begun` is the remote segment. `partition` is its partition, None if the partition was deleted. The result is
+        True if the records are needed, but are in no local segment and in no finished copy. Then this copy was
+        finished, too, because a local segment is dropped only after its copy is finished: damage in the metadata
+        topic has destroyed the record of it. In this case an error is logged.
         """
         if partition is None or begun.end_offset < partition.log_start_offset:
             return False

@@ -138,8 +138,8 @@ def _beyond_limits(
 ) -> Iterator[Expired]:
     """Yield the segments beyond `limits`, oldest first.
 
-    `limits` are the maximum size (bytes) and age (ms) of the log, negative for no limit. `causes` are the
-    cause to report for a segment beyond the size limit, and that for a segment beyond the age limit.
+    `limits` are the maximum size of the log (bytes) and the maximum age of a segment (ms), negative for no limit.
+    `causes` are the cause to report for a segment beyond the size limit, and that for one beyond the age limit.
     """
     (most_bytes, most_ms), (by_size, by_age) = limits, causes
     excess = sum(segment.size_bytes for segment in segments) - most_bytes if most_bytes >= 0 else -1

@@ -46,7 +46,8 @@ logger = logging.getLogger(__name__)
 class Upkeep(Maintenance):
     """Runs the periodic tasks of a store when they are due, except compaction, moves and tiering.
 
-    Only one thread at a time may call `run_due`; any thread may call the other methods.
+    These three may take long, so `Compactor`, `Mover` and `RemoteLogManager` each have a `run_due` of their own. Only
+    one thread at a time may call `run_due` of this class; any thread may call the other methods.
     """
 
     def __init__(
@@ -220,8 +221,9 @@ class Upkeep(Maintenance):
 
         `path` is the `-delete` directory of the partition. If the store has remote segments, and the partition may
         exist in a log directory that is not open, this records nothing, and returns False. Otherwise it returns True.
-        If the partition exists again or was deleted twice, several directories may have it with the same topic id.
-        Then nothing is recorded before the last of them is removed.
+
+        If the partition exists again or was deleted twice, other directories may have it with the same topic id. Then
+        nothing is recorded, because the remote segments are also those of the partition in these directories.
         """
         registry, name = self._registry, names.classify_directory(path.name)[1]
         topic_id = read_topic_id(disk, path)

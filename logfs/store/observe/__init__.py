@@ -1,4 +1,6 @@
-"""Status, metrics and audit of a store. Imports the module `store`, and what `logfs.store` lists below it.
+"""Status, metrics and audit of a store.
+
+The modules here may import the module `store`, and everything below it in the list of `logfs.store`.
 
 - `status`: the status of a store, of its partitions and of its maintenance.
 - `metrics`: the metrics of a store as Prometheus text.

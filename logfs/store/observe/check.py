@@ -72,7 +72,10 @@ def check_partition(log_dirs: LogDirs, name: str) -> list[Finding]:
 
 
 def _opened(log_dirs: LogDirs, only: str | None = None) -> Store:
-    """Return a read-only store of log directories, or of the partition `only`, that bypasses a bucket's cache."""
+    """Open log directories read-only, and return the store. Reads from a bucket bypass the cache.
+
+    `only` is the name of the only partition that the store lists; None stands for all partitions.
+    """
     store = Store(log_dirs, read_only=True, lazy=True, only=only)
     for log_dir in store.log_dirs:
         log_dir.disk.read_afresh()
@@ -85,8 +88,10 @@ def _check_until_sure(
     """Audit a partition, and yield the findings. Repeat the audit, up to four times, while it has doubtful errors.
 
     An error is doubtful if a process that changed files during the audit may have caused it (`_is_about`). In the
-    first audit, each error in a file that belongs to no segment is doubtful, too, because the checkpoints were read
-    earlier. The findings of the last audit are yielded, except doubtful errors that not all audits found. If an error
+    first audit, each error in a file that belongs to no segment is doubtful, too: it may come from the checkpoints,
+    which were read when the store was opened, perhaps long before.
+
+    The findings of the last audit are yielded, except doubtful errors that an earlier audit did not find. If an error
     is left out, a note says so.
     """
     found_always: set[Finding] = set()

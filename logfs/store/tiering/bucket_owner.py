@@ -51,10 +51,11 @@ class BucketOwner:
         self.refusal = ""
 
     def claim(self) -> None:
-        """Make sure that this store owns the bucket: become the owner if there is none, and replace the tokens.
+        """Make sure that this store owns the bucket: become the owner if there is none.
 
-        This must be called before objects are stored or deleted. Also raises `NotWritable` if another store is the
-        owner, or if a log directory of this store is a copy of one of the owner's.
+        Then replaces the tokens, which the owner has in its log directories and in the bucket. This must be called
+        before objects are stored or deleted. Also raises `NotWritable` if another store is the owner, or if a log
+        directory of this store is a copy of one of the owner's.
         """
         with self._claiming:
             for _ in range(2):
@@ -151,12 +152,13 @@ class BucketOwner:
     def _put(self, members: Mapping[str, Any] | None) -> bool:
         """Give each log directory of this store a new token, and write `members` with these tokens to the bucket.
 
-        Returns True if the object `logfs.owner` was written. A log directory gets the new token before the bucket
-        does, and keeps the previous one: after a crash, the bucket has one of the two.
+        `members` are the entries in the object `logfs.owner`. Returns True if this object was written. A log
+        directory gets the new token before the bucket does, and keeps the previous one: after a crash, the bucket has
+        one of the two.
 
-        If `members` is None, the object is missing or cannot be read. In this case a log directory that has a token,
-        and is not a copy, keeps its token. If the object turns out to exist, it is not replaced, and False is
-        returned.
+        `members` is None if the object is missing or cannot be read. Then it may exist and have the present tokens,
+        so a log directory that has a token keeps it, unless the directory is a copy. The object is written only if
+        it is missing; otherwise False is returned.
         """
         disk, marks = self._disk(), self._marks()
         listed = dict(members or {})

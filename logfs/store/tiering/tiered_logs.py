@@ -221,9 +221,9 @@ class TieredLogs:
         """Put the remote segments of a partition, if it has any, in front of its log, which was just loaded.
 
         The log then begins at `log_start_offset` (from the checkpoint) or at the offset of its first leader epoch,
-        whichever is higher. Reads of a later offset that is in no segment raise an error. In three cases, the offsets
-        before the first segment do not count as missing. The log then begins at this segment or at
-        `log_start_offset`, whichever is higher:
+        whichever is higher. From there on, an offset that is in no segment is missing: reads of it raise an error.
+        In three cases the first leader epoch is not used. The log then begins at `log_start_offset` or at its first
+        segment, whichever is higher, so no offset before this segment is missing:
 
         - if the log has no leader epoch;
         - in a broker's directory (`is_brokers`), because a broker deletes segments before it writes the epochs;
