@@ -88,9 +88,9 @@ class Operations(Handlers[Node]):
 
         `name` is the name of the handler that failed, and `arguments` are those of the call. Unless the errno is
         ENOENT, failed appends and reads are counted in the metrics. Any failed request on an `append` file counts as
-        an append. A failed GETATTR, OPEN or READ counts as a read if its node is the file of a record, a file with
-        the text of a partition's records, or a directory such as `keys/` in a partition directory. A failed LOOKUP
-        counts as a read if it looks up a name in such a directory.
+        an append. A failed GETATTR, LOOKUP, OPEN or READ counts as a read if its node is the file of a record, a file
+        with the text of a partition's records, or a directory in a partition directory, such as `keys/`. The node of
+        a LOOKUP is the directory in which it looks up a name.
         """
         number = super().failed(name, arguments, error)
         node = self._node_of(name, arguments)

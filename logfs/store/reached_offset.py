@@ -21,7 +21,7 @@ class Truncation(NamedTuple):
 
     `continuation` is the offset at which the reader goes on. If `leaves_out` is True, the log has since grown to the
     reached offset or beyond, and it is unknown which records below this offset are new. The reader then goes on at
-    the reached offset, and does not get these records.
+    the reached offset, and does not get the new records below it.
     """
 
     continuation: int

@@ -1,4 +1,4 @@
-"""The two layouts of a segment in a bucket: its objects, and where in them each file of the segment lies."""
+"""Layouts of a segment in a bucket: an object for each file (Kafka's), or Aiven's objects that join several files."""
 
 from __future__ import annotations
 

@@ -198,9 +198,9 @@ def _folder(target: str | os.PathLike[str], mode: str, paths: Paths, format: str
 def _check_contents(folder: Path, mode: str, *, incremental: bool, is_early: bool = False) -> None:
     """Raise `FileExistsError` if `mode` does not allow the contents of the target; `_temporary` is always allowed.
 
-    An export calls this twice: with `is_early` before `temporary_directory` completes earlier exports that were
-    killed, and again afterwards. If the target has `_temporary`, the early call raises nothing, because a killed
-    export may have moved only some of its files.
+    An export calls this twice: first with `is_early`, and again after it has completed earlier exports that were
+    killed. If the target has `_temporary`, the early call raises nothing: the contents may be those of a killed
+    export, which is completed next.
     """
     held = {path.name for path in folder.iterdir()} if folder.exists() else set()
     if mode != "errorifexists" or not held - {TEMPORARY}:

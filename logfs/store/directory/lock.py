@@ -113,7 +113,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class Turn:
-    """The exclusive right of this process to work on a leased partition; other processes wait for its release.
+    """A lock on a leased partition for one process; the other processes with the lease wait for its release.
 
     `was_left_behind` is true if the previous process ended without `release`, for example because it was killed.
     """
