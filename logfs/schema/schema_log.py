@@ -121,23 +121,21 @@ class SchemaLog:
 
         Raises `SchemasUnavailable` if it lacks the topic, and the errors of `logfs.open` if it cannot be opened.
         """
-        self._name = f"{log_dir}/{PARTITION}"
+        self._log_dir = log_dir
         self._store = Store(recognition.log_dirs_of([log_dir]), read_only=True, only=PARTITION)
-        if PARTITION not in self._store.registry.homes:
+        try:
+            self._replay = _Schemas(self._log(), "schemas")
+        except BaseException:
             self._store.close()
-            raise SchemasUnavailable(
-                f"{log_dir}: has no topic _schemas, where a registry keeps its schemas; give the URL of a registry "
-                "(http://…), or a directory with files such as 7.avsc"
-            )
-        self._replay = _Schemas(self._store[PARTITION], "schemas")
+            raise
 
     def __str__(self) -> str:
-        return self._name
+        return f"{self._log_dir}/{PARTITION}"
 
     def find(self, number: int) -> Schema | None:
         if not self._replay.has_default(number):
             self._store.refresh()
-            log = self._store[PARTITION]
+            log = self._log()
             if log is not self._replay.log:
                 # The partition was deleted and created again.
                 self._replay = _Schemas(log, "schemas")
@@ -149,6 +147,14 @@ class SchemaLog:
 
     def close(self) -> None:
         self._store.close()
+
+    def _log(self) -> Log:
+        if PARTITION not in self._store.registry.homes:
+            raise SchemasUnavailable(
+                f"{self._log_dir}: has no topic _schemas, where a registry keeps its schemas; give the URL of a "
+                "registry (http://…), or a directory with files such as 7.avsc"
+            )
+        return self._store[PARTITION]
 
 
 def _parse(value: dict[str, Any]) -> tuple[int, str, int, _Entry]:

@@ -83,7 +83,7 @@ class GroupMember:
         `partitions` are all partitions that the group reads. Before a partition is released, `release` is called with
         its name. `release` must commit this member's progress in the partition, and return whether the commit
         succeeded; if not, this member keeps the partition. A partition that its previous owner has not released yet
-        is left to the next call. Raises the errors of `begin`.
+        is left to the next call. Raises the errors of `begin`; the partition is then released.
         """
         mine = {*self._membership.assigned(partitions)}
         for name in [*self.places]:
@@ -91,7 +91,11 @@ class GroupMember:
                 self.forget(name)
         for name in partitions:
             if name in mine and name not in self.places and self._membership.take(name):
-                self.places[name] = self._begin(name)
+                try:
+                    self.places[name] = self._begin(name)
+                except BaseException:
+                    self._membership.release(name)
+                    raise
 
     def has_all(self, partitions: Sequence[str]) -> bool:
         """Whether this member has locked exactly those of `partitions` that are assigned to it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import signal
@@ -9,13 +10,14 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from logfs.cli import consume, main
 from logfs.format.batches.record import Record
-from logfs.store.group_members import Membership
+from logfs.store.group_members import GroupMember, Membership, Place
 from logfs.store.store import Store
 from tests.support.batches import Producer
 from tests.support.command_line import call, fails, ok
@@ -551,6 +553,26 @@ def test_a_closed_output_commits_only_what_was_printed(log_dir: Path, topic: str
         assert process.wait(60) == 1
     place = committed(log_dir, "a")[0]
     assert place is None or place <= 20_010
+
+
+def test_a_partition_whose_place_is_unknown_is_not_kept(log_dir: Path) -> None:
+    """If the committed offset cannot be read, the partition is released, and read after the next attempt."""
+    answers: list[Place | None] = [None, Place(7, 7)]
+
+    def begin(_: str) -> Place:
+        if (answer := answers.pop(0)) is None:
+            raise OSError(errno.EIO, "cannot be read")
+        return answer
+
+    Store(log_dir).close()
+    with GroupMember(log_dir, "g", begin, lambda _: None) as member:
+        with pytest.raises(OSError, match="cannot be read"):
+            member.join(["a-0"], lambda _: True)
+        with closing(Membership(log_dir, "g")) as other:
+            assert other.take("a-0")
+            other.release("a-0")
+        member.join(["a-0"], lambda _: True)
+        assert member.places == {"a-0": Place(7, 7)}
 
 
 def test_members_share_the_partitions(log_dir: Path) -> None:

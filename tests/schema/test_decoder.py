@@ -101,6 +101,20 @@ def test_the_topic_of_schemas_is_replaced_and_grows_past_its_end(
     assert_clean(tmp_path)
 
 
+def test_the_topic_of_schemas_is_deleted(tmp_path: Path) -> None:
+    """Schemas that were read stay known; another one is unavailable."""
+    with Store(tmp_path) as store:
+        append_schemas(store)
+    schemas = open_schemas(str(tmp_path))
+    assert schemas.find(1) is not None
+    with Store(tmp_path) as store:
+        store.deleter.delete("_schemas-0")
+    assert schemas.find(1) is not None
+    with pytest.raises(SchemasUnavailable, match="has no topic _schemas"):
+        schemas.find(1_000_000)
+    schemas.close()
+
+
 @pytest.mark.parametrize("value", [b"null", b"[]", b'"text"', b"{", b"{}", b'{"subject":1}', b""])
 def test_records_that_are_no_schemas_are_passed_over(tmp_path: Path, value: bytes) -> None:
     """A record of `_schemas` that no registry would write keeps no other schema from being found."""
