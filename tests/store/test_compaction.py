@@ -441,6 +441,26 @@ def test_gaps_are_no_damage_after_the_policy_has_changed(
         (log_dir / CLEANER_OFFSETS).write_text("0\n1\norders 0 60\n")
 
 
+def test_a_cleaner_checkpoint_that_is_made_again_has_all_partitions(
+    log_dir: Path, clock: Clock
+) -> None:
+    """After damage, the next compaction of one log does not make the gaps of another count as damage."""
+    with Store(log_dir, clock=clock) as store:
+        for topic in ("orders", "users"):
+            set_topic(store, topic, cleanup_policy="compact")
+            fill(store.create(f"{topic}-0"), clock, 3)
+            store[f"{topic}-0"].append([Record(b"end", b"k")])
+            store.compact(f"{topic}-0")
+    (log_dir / CLEANER_OFFSETS).write_bytes(b"garbage")
+    with Store(log_dir, clock=clock) as store:
+        fill(store["users-0"], clock, 3)
+        store.compact("users-0")
+    (log_dir / ".kafka_cleanshutdown").unlink()
+    with Store(log_dir, clock=clock) as store:
+        assert store["orders-0"].segments[0].gaps
+        assert not store["orders-0"].segments[0].damaged
+
+
 def test_a_log_that_was_never_compacted_has_no_gaps(log_dir: Path, clock: Clock) -> None:
     with Store(log_dir, clock=clock) as store:
         store.create("plain-0").append([b"x"])

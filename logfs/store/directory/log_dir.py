@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakSet
 
-from logfs.errors import Corrupt, LogDirFailed, LogfsError
+from logfs.errors import Corrupt, InvalidName, LogDirFailed, LogfsError
+from logfs.format.base import names
 from logfs.format.files import checkpoint
 from logfs.log.disk.checked_disk import CheckedDisk
 from logfs.store.directory.lock import Lock, Turn, holder, keep
 from logfs.store.directory.mark import read_mark, write_mark
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from logfs.format.base.names import TopicPartition
     from logfs.log.disk.disk import Disk, Status
@@ -57,10 +58,10 @@ def store_dirs(disk: Disk, path: Path) -> StoreDirs:
     here = os.path.realpath(path)
     told = {} if mark is None or mark.is_copy else mark.told
     listed = told.get("log_dirs")
-    names = [each for each in listed if isinstance(each, str)] if isinstance(listed, list) else []
+    paths = [each for each in listed if isinstance(each, str)] if isinstance(listed, list) else []
     before = told.get("here")
     return StoreDirs(
-        Path(before if isinstance(before, str) else here), frozenset(map(Path, [*names, here]))
+        Path(before if isinstance(before, str) else here), frozenset(map(Path, [*paths, here]))
     )
 
 
@@ -135,7 +136,6 @@ class LogDir:
         self._lock: Lock | Turn | None = None
         self._owner = os.getpid()
         self._broker_epoch = checkpoint.UNKNOWN_BROKER_EPOCH
-        self._unreadable: set[str] = set()
         # The directory's mtime (ns) when the directory was read. None if the mtime was so recent that another change
         # of the directory could leave it the same.
         self._seen: int | None = None
@@ -261,13 +261,10 @@ class LogDir:
     def may_have_gaps(self, name: TopicPartition) -> bool:
         """Whether offsets may be missing from a partition without damage, because compaction has removed them.
 
-        True if the partition has a cleaner offset, if the checkpoint of cleaner offsets is damaged, and for every
-        partition in a broker's directory: a follower copies its leader's log with the gaps that compaction left
-        there, and no file records this (kafka-storage 2.9.1).
+        True if the partition has a cleaner offset, and for every partition in a broker's directory: a follower copies
+        its leader's log with the gaps that compaction left there, and no file records this (kafka-storage 2.9.1).
         """
-        return (
-            self.is_brokers or name in self.cleaner_offsets or CLEANER_OFFSETS in self._unreadable
-        )
+        return self.is_brokers or name in self.cleaner_offsets
 
     def note_store(self, every: frozenset[Path]) -> None:
         """Write `every`, the paths of the store's log directories, durably to `logfs.dirs`, if the file differs."""
@@ -331,9 +328,9 @@ class LogDir:
         self.cleaner_offsets = self._read(CLEANER_OFFSETS)
 
     def _read(self, name: str) -> dict[TopicPartition, int]:
-        """Return the offsets in a checkpoint file. As in Kafka, a damaged file counts as empty.
+        """Return the offsets in a checkpoint file. As in Kafka, a damaged file counts as empty, and `clean` is False.
 
-        Unless the damaged file is the checkpoint of cleaner offsets, `clean` becomes False.
+        But if the checkpoint of cleaner offsets is damaged, every partition in the directory has the offset 0.
         """
         path = self.path / name
         try:
@@ -342,10 +339,19 @@ class LogDir:
             return {}
         except Corrupt as error:
             logger.warning("%s: the checkpoint is ignored: %s", path, error)
-            self._unreadable.add(name)
+            if name == CLEANER_OFFSETS:
+                # Any partition may have been compacted. The next checkpoint must still tell that (`may_have_gaps`).
+                return dict.fromkeys(self._partitions(), 0)
             # Without recovery points or log start offsets, all partitions must be recovered, as after a crash.
-            self.clean &= name == CLEANER_OFFSETS
+            self.clean = False
             return {}
+
+    def _partitions(self) -> Iterator[TopicPartition]:
+        """Yield the names of the partitions in the directory."""
+        for entry in self.disk.scan(self.path):
+            if entry.is_directory:
+                with suppress(InvalidName):
+                    yield names.parse_directory(entry.name)
 
     def _write(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:
         self.disk.replace_file(self.path / name, checkpoint.format_offsets(offsets))
