@@ -1,25 +1,100 @@
-"""The rows of starting: a mount of very many partitions, closed cleanly and killed."""
+"""The rows of starting: short commands, and a mount of very many partitions, closed cleanly and killed."""
 
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 import statistics
+import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness import Bench, Failed, Result, expect, logfs, say, settle
-from rows import in_child, row
+from harness import PARTITION, Bench, Failed, Result, expect, in_rounds, logfs, say, settle
+from rows import CAT_BYTES, in_child, row
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from harness import Daemon
 
 SEGMENTS = 10
 RECORDS_A_SEGMENT = 20
 MOST_SECONDS = 2.0
 MOST_MB = 300.0
+# The processor time of a short command, and of an import of the package.
+COMMAND_MS, IMPORT_MS = 150, 60
+# The time from the start of a small mount to its first answer.
+MOUNT_MS = 300
+
+
+@row
+def short_commands(bench: Bench) -> list[Result]:
+    """The processor time of commands that print or append one record, beside kcat's; the first answer of a mount."""
+    scratch = bench.directory("short-commands")
+    log_dir, lines = bench.log(1_000_000, CAT_BYTES)
+    whole, own = f"{log_dir}/{PARTITION}", f"{scratch}/log/{PARTITION}"
+    command = str(Path(sys.executable).with_name("logfs"))
+    kcat = shutil.which("kcat") or shutil.which("kafkacat")
+    _processor_ms([command, "create", "-p", own])
+    commands = {
+        "cat -n 1": ([command, "cat", "-n", "1", whole], COMMAND_MS),
+        "tail -n 1": ([command, "tail", "-n", "1", whole], COMMAND_MS),
+        "describe": ([command, "describe", whole], COMMAND_MS),
+        "append": ([command, "append", own], COMMAND_MS),
+        "import logfs": ([sys.executable, "-c", "import logfs"], IMPORT_MS),
+        "python -c pass": ([sys.executable, "-c", "pass"], None),
+        "kcat -V": ([kcat, "-V"] if kcat else None, None),
+    }
+    sides = {name: words for name, (words, _) in commands.items() if words}
+    found = in_rounds(
+        bench.pick(11, 5), *(lambda words=words: _processor_ms(words) for words in sides.values())
+    )
+    middle = {name: statistics.median(each) for name, each in zip(sides, found, strict=True)}
+    peers = ", ".join(f"{name} {middle[name]:.0f} ms" for name in sides if not commands[name][1])
+    last = subprocess.run(commands["tail -n 1"][0], check=True, capture_output=True).stdout
+    expect("the last record", last.rstrip(b"\n"), lines.value(999_999))
+    mounted = statistics.median(_mount_ms(scratch) for _ in range(bench.pick(11, 5)))
+    answer = Result(
+        "short mount",
+        f"logfs mount: first answer, of {MOUNT_MS} ms",
+        mounted / MOUNT_MS,
+        f"{mounted:.0f} ms",
+        f"{MOUNT_MS} ms",
+        None,
+        1.0,
+        at_most=True,
+    )
+    return [
+        Result(
+            f"short {name}",
+            f"{name}: processor time, of {limit} ms",
+            middle[name] / limit,
+            f"{middle[name]:.0f} ms",
+            f"{limit} ms; {peers}",
+            None,
+            1.0,
+            at_most=True,
+        )
+        for name, (_, limit) in commands.items()
+        if limit
+    ] + [answer]
+
+
+def _mount_ms(scratch: Path) -> float:
+    """Mount a small log, and return the time until a record was read, in ms."""
+    start = time.perf_counter()
+    with logfs(scratch, scratch / "log", waits_until_idle=False) as mount:
+        (mount.path / PARTITION / "offsets/0").read_bytes()
+        return (time.perf_counter() - start) * 1000
+
+
+def _processor_ms(words: list[str]) -> float:
+    """Run a command, which may read a line, and return its processor time in ms."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(words, check=True, input=b"a line\n", stdout=subprocess.DEVNULL)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) * 1000
 
 
 @row
