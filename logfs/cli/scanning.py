@@ -204,13 +204,16 @@ def _may_hide_damage(segment: Segment, size_bytes: int) -> bool:
 
     A read of the text skips batches without text, such as control batches, and the damage next to them. There is no
     such damage if the text has as many records as the segment has offsets. If fewer, the segment is scanned for
-    damage.
+    damage. A remote segment is never scanned: the result is False.
 
     `size_bytes` is the present size of the segment. It is only part of the key of `lru_cache`: a segment that has
     grown is scanned again.
     """
     from logfs.log.segment import batch_scanner
 
+    if segment.disk.is_remote:
+        # The scan would fetch the whole segment once more.
+        return False
     if segment.end.text.records == segment.next_offset - segment.base_offset:
         return False
     found = batch_scanner.scan_segment(segment, 0, segment.base_offset)

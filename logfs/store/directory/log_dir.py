@@ -347,11 +347,11 @@ class LogDir:
             return {}
 
     def _partitions(self) -> Iterator[TopicPartition]:
-        """Yield the names of the partitions in the directory."""
+        """Yield the names of the partitions in the directory, also of those that are being moved or were deleted."""
         for entry in self.disk.scan(self.path):
             if entry.is_directory:
                 with suppress(InvalidName):
-                    yield names.parse_directory(entry.name)
+                    yield names.classify_directory(entry.name)[1]
 
     def _write(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:
         self.disk.replace_file(self.path / name, checkpoint.format_offsets(offsets))
