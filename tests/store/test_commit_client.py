@@ -221,7 +221,7 @@ def test_mounts_come_and_go_between_commits(make_mount: Callable[..., Mount]) ->
         if number % 2:
             # A dead mount stays, and so does its announcement in the log directory.
             assert (log_dir / MOUNT_FILE).exists()
-        _restart(mount)
+        _restart(mount, sender)
     sender.join(100)
     assert not sender.is_alive()
     assert not failures
@@ -251,16 +251,17 @@ def test_an_answer_counts_if_the_mount_goes_away_after_it(
     assert read(log_dir, "a-0") == [b"x"]
 
 
-def _restart(mount: Mount) -> None:
-    """Mount again; retry while a commit has the lock."""
-    for _ in range(50):
+def _restart(mount: Mount, sender: threading.Thread) -> None:
+    """Mount again; retry while `sender` commits, because a commit without a mount has the lock."""
+    while True:
+        has_lock = sender.is_alive()
         try:
             mount.start()
             return
         except AssertionError:
+            assert has_lock
             assert "in use by" in mount.log.read_text()
             mount.stop()
-    pytest.fail("the mount never got the lock")
 
 
 HOLD = """
