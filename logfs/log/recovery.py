@@ -100,7 +100,8 @@ class LoadStart(NamedTuple):
 class Loaded:
     """The valid files of a partition, after recovery if it was needed.
 
-    `producers` has the producers at the log end, or None in a read-only store, which loads them on demand.
+    `producers` has the producers at the log end. It is None in a read-only store that has not recovered the end of the
+    log: such a store loads them on demand.
     `last_timestamp` (ms) is the greatest timestamp of the last batch or, if the last segment is empty, of the segment
     before it; -1 if it is not known. `torn` has a message for each torn tail that was cut off. The files of the
     segments in `unsynced` were changed: flush them before relying on their durability.
@@ -296,7 +297,9 @@ class _LogLoader:
         self, segments: Sequence[Segment], log_start_offset: int, log_end_offset: int
     ) -> Producers | None:
         if not self.disk.writable:
-            return None
+            # Of a recovered log, keep the producers that recovery has found. A snapshot in the log may know more,
+            # such as the end of a transaction whose marker is damaged, and the recovered indexes would not fit it.
+            return self.producers if self.producers_end == log_end_offset else None
         self.snapshots.drop_aside()
         self.snapshots.drop_strays({segment.base_offset for segment in segments})
         if not self.start.is_clean or self.snapshots.offsets:

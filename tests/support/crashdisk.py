@@ -25,10 +25,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from logfs.errors import CommitPending, LogfsError
 from logfs.format.batches.record import Record
 from logfs.format.text.rendering import View
+from logfs.log.append.fetched_batches import append_fetched
 from logfs.log.disk.disk import Disk, File
 from logfs.log.read.text_view import TextView
 from logfs.log.segment.batch_iterator import DamagedRange
 from logfs.store.directory.log_dir import CLEAN_SHUTDOWN
+from logfs.store.directory.permissions import Access, PermissionTable
 from logfs.store.maintenance.retention import RetentionCause
 from logfs.store.staged_commits import read_commits
 from logfs.store.store import Store
@@ -136,6 +138,8 @@ class RecordingDisk(Disk):
         self.steps = threading.RLock()
         self.root = root
         self.ops: list[Op] = []
+        # The kinds of the calls that have failed.
+        self.failed: list[str] = []
         self.oracles: list[tuple[int, Oracle]] = []
         self.start = read_image(root)
         self._inodes: dict[Path, int] = {root: 0}
@@ -278,7 +282,6 @@ class FaultDisk(RecordingDisk):
         self.number = number
         self.persistent = persistent
         self.calls = 0
-        self.failed: list[str] = []
         self.seen: list[str] = []
         self.armed = True
 
@@ -386,8 +389,10 @@ class Sent(NamedTuple):
 class Expected:
     """The records that must and that may be in a partition. If `exists` is None, the partition may exist or not.
 
-    `missing` are offsets in the log that may have no record, because of compaction. `leaving` are offsets that were
-    durable and are being dropped: their records may exist or not, but must not be damaged.
+    `missing` are offsets in the log that may have no record, because of compaction or a transaction marker. `leaving`
+    are offsets that were durable and are being dropped: their records may exist or not, but must not be damaged.
+    `hidden` are records of transactions that were aborted or have no end: read_committed must not show them. Unless
+    `has_open`, it must show the other durable records.
     """
 
     exists: bool | None
@@ -395,6 +400,8 @@ class Expected:
     allowed: dict[int, frozenset[Sent]]
     missing: frozenset[int]
     leaving: frozenset[int]
+    hidden: frozenset[int]
+    has_open: bool
 
 
 class SentCommit(NamedTuple):
@@ -413,6 +420,10 @@ class Oracle:
     partitions: dict[str, Expected]
     configs: dict[str, tuple[dict[str, str], ...]]
     commits: tuple[SentCommit, ...] = ()
+
+
+class Stopped(Exception):
+    """The rest of a workload makes no sense after an injected fault, such as a store that cannot be opened again."""
 
 
 class Workload:
@@ -434,6 +445,12 @@ class Workload:
         self.gone: dict[str, set[int]] = {}
         # Offsets that are being dropped and were durable.
         self.leaving: dict[str, set[int]] = {}
+        # Transactions: the offsets of their markers, and those of the records that read_committed must not show.
+        self.markers: dict[str, set[int]] = {}
+        self.hidden: dict[str, set[int]] = {}
+        # The partitions with a transaction that a fault has left without an end.
+        self.with_open: set[str] = set()
+        self.producers = 0
         self.exists: dict[str, bool | None] = {}
         self.configs: dict[str, list[dict[str, str]]] = {}
         self.commits: list[SentCommit] = []
@@ -446,6 +463,7 @@ class Workload:
         self.settings = SMALL if settings is None else settings
         self._note()
         self.store = Store(self.log_dirs, clock=lambda: self.now_ms, disk=disk)
+        self.is_open = True
 
     def _note(self) -> None:
         partitions = {
@@ -455,6 +473,8 @@ class Workload:
                 self._allowed(name),
                 self._missing(name),
                 frozenset(self.leaving[name]),
+                frozenset(self.hidden[name]),
+                name in self.with_open,
             )
             for name, exists in self.exists.items()
         }
@@ -471,11 +491,11 @@ class Workload:
         return allowed
 
     def _missing(self, name: str) -> frozenset[int]:
-        """Return the offsets of a compacted log that may have no record: being dropped, gone, or not flushed."""
+        """Return the offsets of markers and, if the log is compacted, those being dropped, gone, or not flushed."""
         if name not in self.compacted:
-            return frozenset()
+            return frozenset(self.markers[name])
         unflushed = set(self.allowed[name]) - set(self.durable[name])
-        return frozenset(self.going[name] | self.gone[name] | unflushed)
+        return frozenset(self.markers[name] | self.going[name] | self.gone[name] | unflushed)
 
     def step(self, action: Callable[[], object]) -> bool:
         """Call `action`, which may fail if faults are injected; return whether it succeeded."""
@@ -486,8 +506,25 @@ class Workload:
             return False
         return True
 
+    def _log(self, name: str) -> Partition | None:
+        """Return a partition, or None if it does not exist or, after a fault, cannot be opened."""
+        found: list[Partition] = []
+        if name in self.store:
+            self.step(lambda: found.append(self.store[name]))
+        return found[0] if found else None
+
+    def _contents(self, name: str) -> list[Record] | None:
+        """Return the records of a partition, or None if they cannot be read after a fault."""
+        partition = self._log(name)
+        found: list[Record] = []
+        if partition and self.step(lambda: found.extend(partition.read())):
+            return found
+        return None
+
     def create(self, name: str) -> None:
-        """Write the settings, and then create the partition."""
+        """Write the settings, and then create the partition, unless an earlier one could not be deleted."""
+        if name in self.store.registry.partitions:
+            return
         topic = name.rpartition("-")[0]
         for key, value in self.settings.items():
             if not self.configure(topic, key, value):
@@ -499,6 +536,8 @@ class Workload:
         self.going[name] = set()
         self.gone[name] = set()
         self.leaving[name] = set()
+        self.markers[name] = set()
+        self.hidden[name] = set()
         self.exists[name] = None
         self._note()
         if self.step(lambda: self.store.create(name)):
@@ -519,36 +558,91 @@ class Workload:
         self._note()
         return done
 
+    def permit(self, name: str, file: str, mode: int) -> None:
+        """Change the mode of a virtual file of a partition; nothing is promised about it after a crash."""
+        partition = self._log(name)
+        if partition is not None:
+            access = Access(mode, os.getuid(), os.getgid())
+            self.step(lambda: PermissionTable(partition).set(file, access))
+
     def append(self, name: str, *values: bytes) -> None:
         """Append records with these values, one ms after the last record."""
         self.put(name, *((None, value) for value in values))
 
     def put(self, name: str, *pairs: tuple[bytes | None, bytes | None]) -> None:
         """Append records with keys, one ms after the last record; a value of None is a tombstone."""
-        if name not in self.store:
-            return
-        self.now_ms += 1
-        sent = [Sent(value, self.now_ms, key) for key, value in pairs]
-        first = self.store[name].log_end_offset
+        partition = self._log(name)
+        if partition is not None:
+            self.now_ms += 1
+            sent = [Sent(value, self.now_ms, key) for key, value in pairs]
+            records = [Record(value, key) for key, value in pairs]
+            self._append(name, partition, sent, lambda: partition.append(records))
+
+    def _append(
+        self, name: str, partition: Partition, sent: list[Sent], action: Callable[[], object]
+    ) -> bool:
+        """Call `action`, which appends these records; return whether it succeeded."""
+        first = partition.log_end_offset
         for offset, record in enumerate(sent, start=first):
             self.allowed[name].setdefault(offset, set()).add(record)
         self._note()
-        records = [Record(value, key) for key, value in pairs]
-        partition = self.store[name]
-        self.step(lambda: partition.append(records))
+        is_done = self.step(action)
         # A write of several batches may stop half-way: the log end offset shows how much was written.
         done = partition.log_end_offset - first
         assert done in (0, len(sent)) or len(sent) > 1
         self.logs[name] += sent[:done]
+        return is_done
 
-    def commit(self, writer: str, sequence: int, values: dict[str, tuple[bytes, ...]]) -> bool:
-        """Stage values for partitions, one ms after the last record, and commit them; return whether it succeeded."""
-        if not set(values) <= set(self.store.registry.partitions):
-            return False
+    def fetch(self, name: str, source: str) -> None:
+        """Append the batches of another partition that this one lacks, as a mirror does."""
+        partition, other = self._log(name), self._log(source)
+        if partition is None or other is None:
+            return
+        first = partition.log_end_offset
+        data: list[bytes] = []
+        if self.step(lambda: data.extend(bytes(batch.data) for batch in other.batches(first))):
+            sent = self.logs[source][first:]
+            self._append(name, partition, sent, lambda: append_fetched(partition, b"".join(data)))
+
+    def transact(self, name: str, *values: bytes, commit: bool) -> None:
+        """Append records in a transaction of a new producer, one ms after the last record, and end it a ms later."""
+        partition = self._log(name)
+        if partition is None:
+            return
         self.now_ms += 1
-        staged: list[StagedFile] = []
-        if not self.step(lambda: staged.extend(restage(self.store, writer, sequence, values))):
-            return False
+        self.producers += 1
+        first, producer = partition.log_end_offset, self.producers
+        sent = [Sent(value, self.now_ms) for value in values]
+        own = set(range(first, first + len(sent)))
+        self.hidden[name] |= own
+        if not self._append(
+            name,
+            partition,
+            sent,
+            lambda: partition.append_transactional(values, producer, 0, 0),
+        ):
+            self.with_open.add(name)
+            return
+        if commit:
+            self.hidden[name] -= own
+        self.now_ms += 1
+        marker = partition.log_end_offset
+        self.markers[name].add(marker)
+        self._note()
+        is_done = self.step(lambda: partition.end_transaction(producer, 0, commit=commit))
+        if partition.log_end_offset > marker:
+            self.logs[name].append(Sent(None, self.now_ms))
+            self.gone[name].add(marker)
+        if not is_done:
+            self.with_open.add(name)
+
+    def commit(self, writer: str, sequence: int, values: dict[str, tuple[bytes, ...]]) -> None:
+        """Stage values for partitions, one ms after the last record, and commit them. Raises `Stopped` if that fails.
+
+        A commit that is pending could be finished by any later step.
+        """
+        self.now_ms += 1
+        staged = self._staged(writer, sequence, values)
         logs = {name: self.store[name] for name in values}
         before = {name: log.log_end_offset for name, log in logs.items()}
         sent = {name: [Sent(value, self.now_ms) for value in values[name]] for name in values}
@@ -568,7 +662,17 @@ class Workload:
             for name, log in logs.items():
                 # The log object is passed because its log directory may have failed since.
                 self._settle(name, log)
-        return done
+        else:
+            raise Stopped
+
+    def _staged(
+        self, writer: str, sequence: int, values: dict[str, tuple[bytes, ...]]
+    ) -> list[StagedFile]:
+        """Stage values for the partitions of the store. Raises `Stopped` if that fails."""
+        staged: list[StagedFile] = []
+        if not self.step(lambda: staged.extend(restage(self.store, writer, sequence, values))):
+            raise Stopped
+        return staged
 
     def hold_up(self, writer: str, sequence: int, values: dict[str, tuple[bytes, ...]]) -> None:
         """Commit values on a disk that is full once the commit is decided: it is pending until `make_room`.
@@ -576,7 +680,7 @@ class Workload:
         Its timestamps are later than those of all records that are appended until then.
         """
         now_ms, self.now_ms = self.now_ms, self.now_ms + 1000
-        staged = restage(self.store, writer, sequence, values)
+        staged = self._staged(writer, sequence, values)
         for name in values:
             self.waiting[name] = frozenset(Sent(value, self.now_ms) for value in values[name])
         self.commits.append(SentCommit(writer, sequence, values))
@@ -590,24 +694,31 @@ class Workload:
 
         self.disk.write = full  # type: ignore[method-assign]
         try:
-            self.store.commit(writer, sequence, staged)
-            raise AssertionError("the disk was to be full")
-        except CommitPending:
-            self.now_ms = now_ms
+            assert not self.step(lambda: self.store.commit(writer, sequence, staged))
         finally:
             del self.disk.write
+        if not isinstance(self.failures.pop(), CommitPending):
+            assert self.disk.failed
+            raise Stopped
+        self.now_ms = now_ms
 
     def make_room(self) -> None:
         """Let upkeep complete the pending commit."""
         self.now_ms += 2000
-        self.step(lambda: self.store.upkeep(compaction=False))
-        assert not self.store.commits.pending()
+        self.upkeep(0)
+        if self.store.commits.pending():
+            assert self.disk.failed
+            raise Stopped
         self.commits[-1] = self.commits[-1]._replace(done=True)
         for name in self.waiting:
-            new = self.store[name].read(len(self.logs[name]))
+            there = self._contents(name)
+            if there is None:
+                raise Stopped
+            new = [each for each in there if each.offset >= len(self.logs[name])]
             self.logs[name] += [Sent(r.value, r.timestamp or 0, r.key) for r in new]
         while self.waiting:
-            self._settle(self.waiting.popitem()[0])
+            name, _ = self.waiting.popitem()
+            self._settle(name, self._log(name))
 
     def replay(self, number: int) -> None:
         """Send a commit that succeeded again, with new staged files."""
@@ -622,55 +733,65 @@ class Workload:
 
     def look(self, name: str, *keys: bytes) -> None:
         """Look up the newest record of each key, which may write a key index file."""
-        if name not in self.store:
+        partition = self._log(name)
+        if partition is None or partition.failure is not None:
             return
         newest = {sent.key: sent for sent in self.logs[name]}
         for key in keys:
             expected = newest[key].value if key in newest else None
 
             def ask(key: bytes = key, expected: bytes | None = expected) -> None:
-                found = self.store[name].newest(key)
+                found = partition.newest(key)
                 assert (found and found.value) == expected, f"{name}: key {key!r}: {found}"
 
             self.step(ask)
 
     def flush(self, name: str) -> None:
         """Flush a partition."""
-        if name in self.store and self.step(lambda: self.store[name].flush()):
-            self._settle(name)
+        partition = self._log(name)
+        if partition and self.step(partition.flush):
+            self._settle(name, partition)
 
-    def _settle(self, name: str, partition: Partition | None = None) -> None:
+    def _settle(self, name: str, partition: Partition | None) -> None:
         """Take the records below the recovery point as durable, and those in the log as the only ones allowed."""
-        point = (partition or self.store[name]).recovery_point
+        if partition is None:
+            return
+        point = partition.recovery_point
         log = enumerate(self.logs[name])
         there = {offset: sent for offset, sent in log if offset not in self.gone[name]}
-        self.durable[name] = {offset: sent for offset, sent in there.items() if offset < point}
+        stays = there.keys() - self.going[name]
+        self.durable[name] = {o: sent for o, sent in there.items() if o < point and o in stays}
         self.allowed[name] = {offset: {sent} for offset, sent in there.items()}
         self._note()
 
-    def _drop(self, name: str, going: set[int], action: Callable[[], object]) -> None:
-        """Call `action`, which may drop the offsets `going`; afterwards the log shows which ones are gone."""
-        self.going[name] = going
-        self.leaving[name] = going & self.durable[name].keys()
-        for offset in going:
-            self.durable[name].pop(offset, None)
+    def _drop(self, going: dict[str, set[int]], action: Callable[[], object]) -> None:
+        """Call `action`, which drops some of the offsets `going` of each partition: the log shows which ones."""
+        for name, offsets in going.items():
+            self.going[name] |= offsets
+            self.leaving[name] |= offsets & self.durable[name].keys()
+            for offset in offsets:
+                self.durable[name].pop(offset, None)
         self._note()
-        if self.step(action):
-            left = {record.offset for record in self.store[name].read()}
-            self.gone[name] = set(range(len(self.logs[name]))) - left
-            assert self.gone[name] & going, "nothing was dropped"
-            self.going[name] = self.leaving[name] = set()
-            self._settle(name)
+        if not self.step(action):
+            return
+        for name, offsets in going.items():
+            left = self._contents(name)
+            if left is not None:
+                self.gone[name] = set(range(len(self.logs[name]))) - {each.offset for each in left}
+                assert self.gone[name] & offsets or self.disk.failed, "nothing was dropped"
+                self.going[name], self.leaving[name] = set(), set()
+                self._settle(name, self._log(name))
 
     def compact(self, name: str) -> None:
         """Compact a partition: the newest record of each key stays, and tombstones are dropped when they may be."""
-        if name not in self.store:
+        partition = self._log(name)
+        if partition is None:
             return
-        below = self.logs[name][: self.store[name].active.base_offset]
+        below = self.logs[name][: partition.active.base_offset]
         newest = {sent.key: offset for offset, sent in enumerate(below)}
         going = {o for o, sent in enumerate(below) if newest[sent.key] > o or sent.value is None}
         self.compacted.add(name)
-        self._drop(name, going, lambda: self.store.compact(name))
+        self._drop({name: going}, lambda: self.store.compact(name))
 
     def retain(self, name: str, limit_bytes: int) -> None:
         """Drop the oldest segments above a size limit."""
@@ -679,31 +800,45 @@ class Workload:
         if self.configure(name.rpartition("-")[0], "retention.bytes", str(limit_bytes)):
             # Nothing is promised about unflushed records, which may be dropped or stay; so flush first.
             self.flush(name)
-            going = set(range(len(self.logs[name])))
-            plan = self.store.retention_plan(name)
-            going = {offset for offset in going if plan and offset < plan.log_start_offset}
-            self._drop(name, going, self.store.retain)
+            self._drop(self._expired(), self.store.retain)
+
+    def _expired(self) -> dict[str, set[int]]:
+        """Return the offsets of each partition that retention would drop now."""
+        found: dict[str, set[int]] = {}
+
+        def plan(name: str) -> None:
+            start = self.store.retention_plan(name).log_start_offset
+            left = set(range(min(start, len(self.logs[name])))) - self.gone[name]
+            if left:
+                found[name] = left
+
+        for name in self.logs:
+            if name in self.store:
+                self.step(functools.partial(plan, name))
+        return found
 
     def tier(self, name: str) -> None:
         """Copy the sealed segments of a partition into the object store, and drop local ones."""
         if name in self.store and self.step(lambda: self.store.tier(name)):
             # Nothing is copied before it is durable.
-            self._settle(name)
+            self._settle(name, self._log(name))
             self.step(lambda: self.store.retain([name]))
 
     def upkeep(self, later_ms: int) -> None:
         """Advance the clock, and do the upkeep that is due, except compaction."""
         self.now_ms += later_ms
-        self.step(lambda: self.store.upkeep(compaction=False))
+        self._drop(self._expired(), lambda: self.store.upkeep(compaction=False))
 
     def roll(self, name: str) -> None:
         """Roll to a new segment."""
-        if name in self.store:
-            self.step(lambda: self.store[name].roll(self.now_ms))
+        partition = self._log(name)
+        if partition:
+            self.step(lambda: partition.roll(self.now_ms))
 
     def truncate(self, name: str, offset: int) -> None:
         """Truncate a partition to `offset`."""
-        if name not in self.store:
+        partition = self._log(name)
+        if partition is None:
             return
         log = self.logs[name]
         while 0 < offset < len(log) and log[offset].timestamp == log[offset - 1].timestamp:
@@ -712,13 +847,15 @@ class Workload:
         for gone in [known for known in self.durable[name] if known >= offset]:
             del self.durable[name][gone]
         self._note()
-        partition = self.store[name]
         if self.step(lambda: self.store.truncate(name, offset)):
             for gone in [known for known in self.allowed[name] if known >= offset]:
                 del self.allowed[name][gone]
         if partition.failure is None:
             # The truncation has succeeded, even if the write of the checkpoints after it has failed.
-            del self.logs[name][partition.log_end_offset :]
+            end = partition.log_end_offset
+            del self.logs[name][end:]
+            for offsets in (self.gone, self.markers, self.hidden):
+                offsets[name] = {offset for offset in offsets[name] if offset < end}
         self._note()
 
     def delete(self, name: str) -> None:
@@ -731,8 +868,10 @@ class Workload:
         self.durable[name] = {}
         self._note()
         if self.step(lambda: self.store.delete(name)):
-            self.exists[name] = False
-            self.configs[topic] = [{}]
+            if not self.disk.failed:
+                # After a fault a power cut may undo the deletion, or the settings may stay until the next opening.
+                self.exists[name] = False
+                self.configs[topic] = [{}]
             self._note()
         self.now_ms += 10_000_000
         self.step(self.store.upkeep)
@@ -759,20 +898,31 @@ class Workload:
         self.step(self.store.checkpoints.write)
 
     def close(self) -> None:
-        """Close the store; a partition with a clean-shutdown marker is then durable. `reopen` opens it again."""
+        """Close the store, if it is open. A partition with a clean-shutdown marker is then durable."""
+        if not self.is_open:
+            return
+        self.is_open = False
         partitions = self.store.registry.partitions.values()
         self.failed = [partition for partition in partitions if partition.failure is not None]
         if not self.step(self.store.close):
             return
         for name in self.store.registry.partitions:
-            if (self.store.registry.home(name) / CLEAN_SHUTDOWN).exists():
+            is_marked = (self.store.registry.home(name) / CLEAN_SHUTDOWN).exists()
+            if is_marked and name in self.logs:
+                may_be_gone = self.gone[name] | self.going[name]
                 log = enumerate(self.logs[name])
-                self.durable[name] = {o: sent for o, sent in log if o not in self.gone[name]}
+                self.durable[name] = {o: sent for o, sent in log if o not in may_be_gone}
         self._note()
 
     def reopen(self) -> None:
-        """Open the store again."""
-        self.store = Store(self.log_dirs, clock=lambda: self.now_ms, disk=self.disk)
+        """Open the store again. Raises `Stopped` if that fails, or after a fault, which may have lost records."""
+
+        def opened() -> None:
+            self.store = Store(self.log_dirs, clock=lambda: self.now_ms, disk=self.disk)
+            self.is_open = True
+
+        if self.disk.failed or not self.step(opened):
+            raise Stopped
 
     def add_log_dir(self) -> None:
         """Close the store, and open it with a second log directory as well."""
@@ -785,7 +935,7 @@ class Workload:
         if name in self.store and self.step(
             lambda: self.store.move(name, self.disk.root / log_dir)
         ):
-            self._settle(name)
+            self._settle(name, self._log(name))
 
 
 # Crash images.
@@ -1034,12 +1184,16 @@ def sample(states: list[State], count: int, seed: int = 1) -> list[State]:
 
 
 class Observed(NamedTuple):
-    """The readable records of a partition, its damaged offsets, its log end offset, and offsets without a record."""
+    """The readable records of a partition, its damaged offsets, its log end offset, and offsets without a record.
+
+    `committed` are the offsets of the records that read_committed shows.
+    """
 
     records: dict[int, Sent]
     damaged: frozenset[int]
     end: int
     missing: frozenset[int]
+    committed: frozenset[int]
 
 
 _OFFSETS = re.compile(r"offsets (\d+) to (\d+) are (?:damaged|missing)")
@@ -1066,6 +1220,7 @@ def observe(partition: Partition) -> Observed:
         assert record.offset == offset
         records[offset] = Sent(record.value, record.timestamp, record.key)
     _read_in_order(partition, records, damaged, missing, start, end)
+    committed = _read_committed(partition, records)
     _read_as_text(partition, records, damaged)
     _read_by_key(partition, records, damaged)
     # As in Kafka, a lookup by time ends at an empty segment, which counts with the time of its file.
@@ -1076,7 +1231,7 @@ def observe(partition: Partition) -> Observed:
             assert found.timestamp == sent.timestamp
             assert records[found.offset].timestamp == sent.timestamp
             assert found.offset <= offset
-    return Observed(records, frozenset(damaged), end, frozenset(missing))
+    return Observed(records, frozenset(damaged), end, frozenset(missing), committed)
 
 
 def _read_in_order(
@@ -1103,6 +1258,21 @@ def _read_in_order(
             at = max(error.next_offset, at)
     assert read == records
     assert skipped == damaged
+
+
+def _read_committed(partition: Partition, records: dict[int, Sent]) -> frozenset[int]:
+    """Return the offsets that read_committed shows; their records must be those that are there."""
+    found: set[int] = set()
+    reader, at = partition.committed, partition.log_start_offset
+    while at < reader.log_end_offset:
+        try:
+            for record in reader.read(at):
+                assert records[record.offset].value == record.value
+                found.add(record.offset)
+            break
+        except DamagedRange as error:
+            at = max(error.next_offset, at)
+    return frozenset(found)
 
 
 def _read_as_text(partition: Partition, records: dict[int, Sent], damaged: set[int]) -> None:
@@ -1160,6 +1330,11 @@ def hold(found: dict[str, Observed], oracle: Oracle) -> None:
         for offset, sent in shown.records.items():
             allowed = expected.allowed.get(offset, frozenset())
             assert sent in allowed, f"{name}: {sent} at offset {offset} was never sent there"
+        uncommitted = shown.committed & expected.hidden
+        assert not uncommitted, f"{name}: read_committed shows offsets {sorted(uncommitted)}"
+        if not expected.has_open and not shown.damaged:
+            held_back = expected.durable.keys() - expected.hidden - shown.committed
+            assert not held_back, f"{name}: read_committed hides offsets {sorted(held_back)}"
         timestamps = [shown.records[offset].timestamp for offset in sorted(shown.records)]
         assert timestamps == sorted(timestamps), f"{name}: records of two histories are mixed"
     assert set(found) <= set(oracle.partitions)

@@ -2,7 +2,8 @@
 
 docs/campaigns.md has a row or a sentence for each campaign. Begin with its test module; these are the helpers:
 
-- Faults in one process (`test_disk_faults`, `test_crash_images`): the disks are in `tests/support/crashdisk`.
+- Faults in one process (`test_disk_faults`, `test_crash_images`): `workloads`; the disks are in
+  `tests/support/crashdisk`.
 - Faults and kills of programs (`test_syscall_faults`, `test_kills`): the module `strace` makes a system call fail, or
   kills. `scenes` makes the log directories, `commands` has the commands and the table of errors by system call,
   `mounts` and `fault_script` run a mount and the calls on it, `load` has writers beside a kill, and `launcher` starts

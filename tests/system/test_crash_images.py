@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections import Counter
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -26,11 +23,28 @@ from logfs.store.staged_commits import Commits
 from logfs.store.store import Store
 from tests.support import crashdisk
 from tests.support.crashdisk import RecordingDisk, State, Workload
-from tests.support.examples import drawn, seed_of
+from tests.support.examples import seed_of
 from tests.support.requirements import DEEP
+from tests.system.workloads import (
+    WORKLOADS,
+    closing,
+    committing,
+    committing_late,
+    committing_over_segments,
+    compacting,
+    first_states,
+    line,
+    looking_up,
+    moving_once,
+    one_by_one,
+    retaining_once,
+    rolling,
+    settings_change,
+    states_of,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from logfs.format.files.commit_file import CommitLog, Pending, StagedFile
@@ -39,363 +53,10 @@ if TYPE_CHECKING:
     from logfs.log.segment.batch_iterator import Damage
     from logfs.store.staged_commits import Committed
 
-pytestmark = pytest.mark.usefixtures("quiet_log")
+pytestmark = pytest.mark.usefixtures("quiet_log", "small_key_indexes", "buckets")
 
 STATES = int(os.environ.get("LOGFS_CRASH_STATES", "240"))
 SEED = seed_of("LOGFS_CRASH_SEED")
-
-
-@pytest.fixture(autouse=True)
-def _small_key_indexes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Key index files are written for every three keys."""
-    monkeypatch.setattr(key_index, "SMALLEST_BYTES", 1)
-    monkeypatch.setattr(key_index, "MEMORY_KEYS", 3)
-
-
-def line(number: int) -> bytes:
-    """Return a line whose length depends on `number`."""
-    return b"line %d " % number + b"x" * (number * 7 % 40)
-
-
-# The workloads. Each makes a few dozen disk operations.
-
-
-def one_by_one(work: Workload) -> None:
-    work.create("a-0")
-    for number in range(9):
-        work.append("a-0", line(number))
-        if number % 3 == 2:
-            work.flush("a-0")
-    work.append("a-0", line(9))
-
-
-def several_at_once(work: Workload) -> None:
-    work.create("a-0")
-    work.append("a-0", *map(line, range(4)))
-    work.flush("a-0")
-    work.append("a-0", *map(line, range(4, 6)))
-    work.append("a-0", *map(line, range(6, 14)))
-    work.flush("a-0")
-    work.append("a-0", b"", b"y" * 500)
-
-
-def rolling(work: Workload) -> None:
-    work.create("a-0")
-    for number in range(18):
-        work.append("a-0", line(number), line(number + 1))
-        if number % 7 == 6:
-            work.flush("a-0")
-            work.checkpoint()
-        if number == 10:
-            work.roll("a-0")
-
-
-def rolling_without_flush(work: Workload) -> None:
-    work.create("a-0")
-    work.append("a-0", b"first")
-    work.flush("a-0")
-    for number in range(12):
-        work.append("a-0", line(number) * 3)
-
-
-def create_and_delete(work: Workload) -> None:
-    work.create("a-0")
-    work.append("a-0", b"one")
-    work.flush("a-0")
-    work.create("b-0")
-    work.append("b-0", b"two")
-    work.flush("b-0")
-    work.delete("a-0")
-    work.append("b-0", b"three")
-    work.create("a-0")
-    work.append("a-0", b"again")
-    work.flush("a-0")
-
-
-def deleting(work: Workload) -> None:
-    work.create("a-0")
-    work.create("b-0")
-    for number in range(4):
-        work.append("a-0", line(number) * 3)
-        work.append("b-0", line(number))
-    work.flush("a-0")
-    work.flush("b-0")
-    work.checkpoint()
-    work.roll("a-0")
-    work.append("a-0", b"unflushed")
-    work.delete("a-0")
-    work.create("a-0")
-    work.append("a-0", b"another history")
-    work.flush("a-0")
-    work.checkpoint()
-    work.delete("b-0")
-    work.delete("a-0")
-    work.close()
-    work.reopen()
-    work.create("a-0")
-    work.append("a-0", b"the third", b"and last")
-    work.flush("a-0")
-    work.upkeep(100_000)
-
-
-def undeleting(work: Workload) -> None:
-    work.configure("a", "segment.bytes", "300")
-    work.create("a-0")
-    for number in range(5):
-        work.append("a-0", line(number) * 3)
-    work.flush("a-0")
-    work.undelete("a-0")
-    work.append("a-0", b"after that")
-    work.flush("a-0")
-    work.checkpoint()
-    work.append("a-0", b"unflushed")
-    work.undelete("a-0")
-    work.close()
-    work.reopen()
-    work.append("a-0", b"at the end")
-    work.flush("a-0")
-
-
-def settings_change(work: Workload) -> None:
-    work.create("a-0")
-    work.append("a-0", b"one")
-    work.configure("a", "compression.type", "zstd")
-    work.append("a-0", *[b"squeezed" * 6] * 3)
-    work.flush("a-0")
-    work.configure("a", "segment.bytes", "300")
-    work.append("a-0", b"small segments")
-    work.append("a-0", *map(line, range(4)))
-    work.flush("a-0")
-
-
-def truncating(work: Workload) -> None:
-    work.create("a-0")
-    for number in range(12):
-        work.append("a-0", b"before %02d" % number)
-    work.flush("a-0")
-    work.checkpoint()
-    work.truncate("a-0", 9)
-    work.append("a-0", b"after  09")
-    work.flush("a-0")
-    work.truncate("a-0", 3)
-    work.append("a-0", b"after  03")
-    work.append("a-0", b"after  04")
-    work.flush("a-0")
-
-
-def closing(work: Workload) -> None:
-    work.create("a-0")
-    for number in range(8):
-        work.append("a-0", line(number) * 2)
-    work.close()
-    work.reopen()
-    work.append("a-0", b"more", b"and more")
-    work.flush("a-0")
-    work.append("a-0", b"unflushed")
-    work.close()
-    work.reopen()
-    work.append("a-0", b"the end")
-    work.close()
-
-
-def retaining(work: Workload) -> None:
-    work.create("a-0")
-    for number in range(14):
-        work.append("a-0", line(number), line(number + 1))
-    work.retain("a-0", 900)
-    work.append("a-0", b"more")
-    work.upkeep(100_000)
-    work.flush("a-0")
-    work.append("a-0", *map(line, range(20)))
-    work.retain("a-0", 300)
-    work.upkeep(100_000)
-
-
-def retaining_once(work: Workload) -> None:
-    work.create("a-0")
-    # One segment for each record: the more are dropped, the more of the states lack one in their middle.
-    for _ in range(8):
-        work.append("a-0", b"x" * 300)
-    work.flush("a-0")
-    work.since = len(work.disk.ops)
-    work.retain("a-0", 300)
-
-
-def compacting(work: Workload) -> None:
-    work.create("a-0")
-    work.configure("a", "cleanup.policy", "compact")
-    work.configure("a", "delete.retention.ms", "50000")
-    for number in range(8):
-        pairs = [(b"%d" % (each % 5), line(number)) for each in range(number, number + 3)]
-        work.put("a-0", *pairs)
-    work.put("a-0", (b"1", None), (b"9", b"once"))
-    work.roll("a-0")
-    work.put("a-0", (b"2", b"active"))
-    work.compact("a-0")
-    work.put("a-0", (b"3", b"more"), (b"2", b"x" * 300))
-    work.put("a-0", (b"2", b"y" * 300))
-    work.flush("a-0")
-    work.upkeep(100_000)
-    work.put("a-0", (b"2", b"z"))
-    work.compact("a-0")
-    work.put("a-0", (b"4", b"unflushed"))
-    work.roll("a-0")
-    work.compact("a-0")
-
-
-def committing(work: Workload) -> None:
-    work.create("a-0")
-    work.create("b-0")
-    work.append("a-0", b"before")
-    work.commit("q", 0, {"a-0": (b"a0", b"a1", b"a2"), "b-0": (b"b0",)})
-    work.append("b-0", b"between")
-    work.commit("q", 1, {"a-0": tuple(b"a1.%d" % n + b"x" * 90 for n in range(9)), "b-0": (b"b1",)})
-    work.replay(1)
-    work.commit("other", 5, {"b-0": (b"b2", b"b3", b"b4")})
-    work.append("a-0", b"after")
-    work.replay(0)
-
-
-def committing_over_segments(work: Workload) -> None:
-    work.create("a-0")
-    work.create("b-0")
-    work.commit("q", 0, {"a-0": tuple(b"a.%d" % n + b"x" * 90 for n in range(11)), "b-0": (b"b",)})
-    work.append("a-0", b"between")
-    work.commit("r", 0, {"a-0": tuple(b"c.%d" % n + b"x" * 60 for n in range(11))})
-
-
-def committing_late(work: Workload) -> None:
-    work.create("a-0")
-    work.create("b-0")
-    work.append("a-0", b"before")
-    work.append("b-0", b"truncated")
-    work.hold_up("q", 0, {"a-0": (b"a0", b"a1", b"a2"), "b-0": (b"b0",)})
-    for number in range(12):
-        work.append("a-0", line(number) * 3)
-    # The place where the commit was to begin leaves the log.
-    work.retain("a-0", 500)
-    work.append("a-0", b"after")
-    work.truncate("b-0", 0)
-    work.append("b-0", b"more")
-    work.make_room()
-    work.append("a-0", b"the end")
-
-
-def looking_up(work: Workload) -> None:
-    work.create("a-0")
-    for number in range(6):
-        pairs = [(b"%d" % each, line(number)) for each in range(number, number + 3)]
-        work.put("a-0", *pairs)
-        work.look("a-0", b"0", b"%d" % number, b"nobody's")
-        if number % 3 == 1:
-            work.flush("a-0")
-    work.put("a-0", (b"2", None), (b"a", b"one"), (b"b", b"two"))
-    work.look("a-0", b"2", b"a")
-    work.flush("a-0")
-    work.truncate("a-0", 12)
-    work.put("a-0", *[(b"again %d" % each, line(each)) for each in range(4)])
-    work.look("a-0", b"a", b"again 3")
-    work.close()
-    work.reopen()
-    work.look("a-0", b"again 0", b"4")
-    work.put("a-0", *[(b"new %d" % each, line(each)) for each in range(3)])
-    work.look("a-0", b"new 1", b"again 1")
-    work.put("a-0", *[(b"newer %d" % each, b"unflushed") for each in range(3)])
-    work.look("a-0", b"newer 1")
-
-
-def moving_once(work: Workload) -> None:
-    work.add_log_dir()
-    work.create("a-0")
-    work.append("a-0", b"one")
-    work.flush("a-0")
-    work.move("a-0", crashdisk.OTHER)
-
-
-def moving(work: Workload) -> None:
-    work.add_log_dir()
-    work.create("a-0")
-    work.append("a-0", line(1) * 9)
-    work.append("a-0", line(2) * 9)
-    work.flush("a-0")
-    work.append("a-0", b"unflushed")
-    work.move("a-0", crashdisk.OTHER)
-    work.append("a-0", line(3))
-    work.move("a-0", crashdisk.LOG)
-    work.upkeep(100_000)
-    work.append("a-0", b"back again")
-    work.flush("a-0")
-
-
-def tiering(work: Workload) -> None:
-    """Segments are copied, and then dropped from the disk. The bucket is as it is at the end: it only gets more."""
-    bucket = tempfile.mkdtemp(dir=crashdisk.fast_directory())
-    BUCKETS.append(bucket)
-    work.store.settings.set_broker("remote.storage.url", f"file://{bucket}")
-    for name, value in {**crashdisk.SMALL, "retention.ms": "-1"}.items():
-        work.store.settings.set_topic("__remote_log_metadata", name, value)
-    work.create("a-0")
-    work.configure("a", "remote.storage.enable", "true")
-    work.configure("a", "local.retention.bytes", "0")
-    for number in range(8):
-        work.append("a-0", line(number) * 3)
-    work.since = len(work.disk.ops)
-    work.tier("a-0")
-    work.append("a-0", line(8), line(9))
-    work.flush("a-0")
-    work.append("a-0", line(10) * 5)
-    work.upkeep(100_000)
-    work.tier("a-0")
-    work.append("a-0", b"not flushed")
-
-
-# The directories that stand for buckets, which the states of a workload need.
-BUCKETS: list[str] = []
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _remove_buckets() -> Iterator[None]:
-    yield
-    for bucket in BUCKETS:
-        shutil.rmtree(bucket)
-    BUCKETS.clear()
-
-
-WORKLOADS: dict[str, Callable[[Workload], None]] = {
-    workload.__name__: workload
-    for workload in (
-        one_by_one,
-        several_at_once,
-        rolling,
-        rolling_without_flush,
-        create_and_delete,
-        deleting,
-        undeleting,
-        settings_change,
-        truncating,
-        closing,
-        retaining,
-        compacting,
-        committing,
-        committing_over_segments,
-        committing_late,
-        looking_up,
-        moving,
-        tiering,
-    )
-}
-
-
-def states_of(workload: Callable[[Workload], None]) -> list[State]:
-    """Run a workload, and return every state that a crash during it can leave."""
-    with crashdisk.scratch() as root:
-        disk = RecordingDisk(root)
-        try:
-            workload(work := Workload(disk))
-            assert not work.failures, work.failures
-            return crashdisk.crash_states(disk, since=work.since)
-        finally:
-            disk.close()
 
 
 def campaign(states: Iterable[State]) -> Counter[str]:
@@ -421,16 +82,6 @@ def test_a_power_cut_at_any_step_keeps_what_was_flushed(
     print(f"{name}: seed {SEED}, {len(states)} states, {dict(total)}")
     record_property("crash states", str(dict(total)))
     assert total["states"] == len(chosen)
-
-
-@cache
-def first_states(count: int) -> list[State]:
-    """Return some crash states of each of six workloads, for a second crash to start from; in a campaign, of all."""
-    return [
-        state
-        for name in drawn(WORKLOADS, 6)
-        for state in crashdisk.sample(states_of(WORKLOADS[name]), count, SEED)
-    ]
 
 
 def test_a_partition_that_is_created_again_has_no_commits_of_the_one_before() -> None:
@@ -474,7 +125,7 @@ def test_a_partition_that_is_created_again_has_no_commits_of_the_one_before() ->
 def test_a_second_power_cut_keeps_what_was_flushed(what: str) -> None:
     """Recovery and the actions after it are safe against a power cut at any step and after the last one."""
     wanted = STATES // 10
-    bases = first_states(max(wanted // 300, 1))
+    bases = first_states(max(wanted // 300, 1), SEED)
     total: Counter[str] = Counter()
     for state in bases:
         states = crashdisk.second_states(state, crashdisk.AFTER_A_CRASH[what])

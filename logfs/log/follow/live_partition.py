@@ -202,6 +202,9 @@ class LivePartition(Log):
         self._producers_end = 0
         self._producers_last: Segment | None = None
         super().__init__(disk, directory, name, config, clock, loaded)
+        if loaded.producers is not None:
+            self._producers_end = self.log_end_offset
+            self._producers_last = self.segments[-1]
         for segment in self.segments[:-1]:
             assert isinstance(segment, LiveSegment)
             segment.note_log()
