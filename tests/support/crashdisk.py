@@ -20,7 +20,7 @@ from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 from logfs.errors import CommitPending, LogfsError
 from logfs.format.batches.record import Record
@@ -291,8 +291,12 @@ class FaultDisk(RecordingDisk):
         number, self.calls = self.calls, self.calls + 1
         self.seen.append(kind)
         if number == self.at or (self.persistent and 0 <= self.at <= number):
-            self.failed.append(kind)
-            raise OSError(self.number, f"injected: {os.strerror(self.number)}", str(path))
+            self.inject(kind, path)
+
+    def inject(self, kind: str, path: object) -> NoReturn:
+        """Fail in the present call."""
+        self.failed.append(kind)
+        raise OSError(self.number, f"injected: {os.strerror(self.number)}", str(path))
 
     @_one_at_a_time
     def open(self, path: Path, *, write: bool = False, create: bool = False) -> File:
@@ -400,7 +404,7 @@ class Expected:
     allowed: dict[int, frozenset[Sent]]
     missing: frozenset[int]
     leaving: frozenset[int]
-    hidden: frozenset[int]
+    hidden: frozenset[tuple[int, Sent]]
     has_open: bool
 
 
@@ -445,9 +449,9 @@ class Workload:
         self.gone: dict[str, set[int]] = {}
         # Offsets that are being dropped and were durable.
         self.leaving: dict[str, set[int]] = {}
-        # Transactions: the offsets of their markers, and those of the records that read_committed must not show.
+        # Transactions: the offsets of their markers, and the records that read_committed must not show, by offset.
         self.markers: dict[str, set[int]] = {}
-        self.hidden: dict[str, set[int]] = {}
+        self.hidden: dict[str, set[tuple[int, Sent]]] = {}
         # The partitions with a transaction that a fault has left without an end.
         self.with_open: set[str] = set()
         self.producers = 0
@@ -613,7 +617,7 @@ class Workload:
         self.producers += 1
         first, producer = partition.log_end_offset, self.producers
         sent = [Sent(value, self.now_ms) for value in values]
-        own = set(range(first, first + len(sent)))
+        own = set(enumerate(sent, start=first))
         self.hidden[name] |= own
         if not self._append(
             name,
@@ -854,7 +858,7 @@ class Workload:
             # The truncation has succeeded, even if the write of the checkpoints after it has failed.
             end = partition.log_end_offset
             del self.logs[name][end:]
-            for offsets in (self.gone, self.markers, self.hidden):
+            for offsets in (self.gone, self.markers):
                 offsets[name] = {offset for offset in offsets[name] if offset < end}
         self._note()
 
@@ -876,8 +880,8 @@ class Workload:
         self.now_ms += 10_000_000
         self.step(self.store.upkeep)
 
-    def undelete(self, name: str) -> None:
-        """Delete a partition, and bring it back; until that is done it may be missing."""
+    def undelete(self, name: str, *, later: bool = False) -> None:
+        """Delete a partition, and bring it back, `later` in another store; until that is done it may be missing."""
         if name not in self.store:
             return
         topic = name.rpartition("-")[0]
@@ -887,6 +891,9 @@ class Workload:
         self.durable[name] = {}
         self._note()
         done = self.step(lambda: self.store.delete(name))
+        if later:
+            self.close()
+            self.reopen()
         if done and self.step(lambda: self.store.undelete(name)):
             self.exists[name] = True
             self.configs[topic] = configs
@@ -1330,11 +1337,12 @@ def hold(found: dict[str, Observed], oracle: Oracle) -> None:
         for offset, sent in shown.records.items():
             allowed = expected.allowed.get(offset, frozenset())
             assert sent in allowed, f"{name}: {sent} at offset {offset} was never sent there"
-        uncommitted = shown.committed & expected.hidden
-        assert not uncommitted, f"{name}: read_committed shows offsets {sorted(uncommitted)}"
+        uncommitted = {(o, shown.records[o]) for o in shown.committed} & expected.hidden
+        assert not uncommitted, f"{name}: read_committed shows {sorted(uncommitted)}"
         if not expected.has_open and not shown.damaged:
-            held_back = expected.durable.keys() - expected.hidden - shown.committed
-            assert not held_back, f"{name}: read_committed hides offsets {sorted(held_back)}"
+            held_back = {*expected.durable.items()} - expected.hidden
+            held_back = {(o, sent) for o, sent in held_back if o not in shown.committed}
+            assert not held_back, f"{name}: read_committed hides {sorted(held_back)}"
         timestamps = [shown.records[offset].timestamp for offset in sorted(shown.records)]
         assert timestamps == sorted(timestamps), f"{name}: records of two histories are mixed"
     assert set(found) <= set(oracle.partitions)

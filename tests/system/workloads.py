@@ -120,6 +120,29 @@ def undeleting(work: Workload) -> None:
     work.flush("a-0")
 
 
+def undeleting_later(work: Workload) -> None:
+    """A deletion is undone after the store was opened again."""
+    work.create("a-0")
+    work.append("a-0", line(1), line(2))
+    work.flush("a-0")
+    work.undelete("a-0", later=True)
+    work.append("a-0", line(3))
+    work.flush("a-0")
+
+
+def spreading(work: Workload) -> None:
+    """The second partition of a topic is in another log directory, which gets the settings, too."""
+    work.create("a-0")
+    work.append("a-0", b"one")
+    work.flush("a-0")
+    work.add_log_dir()
+    work.create("a-1")
+    work.append("a-1", b"two")
+    work.flush("a-1")
+    work.configure("a", "flush.ms", "1000")
+    work.append("a-1", b"three")
+
+
 def settings_change(work: Workload) -> None:
     work.create("a-0")
     work.append("a-0", b"one")
@@ -370,6 +393,8 @@ WORKLOADS: dict[str, Callable[[Workload], None]] = {
         create_and_delete,
         deleting,
         undeleting,
+        undeleting_later,
+        spreading,
         settings_change,
         truncating,
         transacting,
