@@ -43,7 +43,7 @@ from logfs.log.state.producer_snapshots import ProducerSnapshots
 from logfs.log.state.producers import Producers, deciding_batches
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from logfs.config import LogConfig
@@ -100,11 +100,11 @@ class LoadStart(NamedTuple):
 class Loaded:
     """The valid files of a partition, after recovery if it was needed.
 
-    `producers` has the producers at the log end. It is None in a read-only store that has not recovered the end of the
-    log: such a store loads them on demand.
-    `last_timestamp` (ms) is the greatest timestamp of the last batch or, if the last segment is empty, of the segment
-    before it; -1 if it is not known. `torn` has a message for each torn tail that was cut off. The files of the
-    segments in `unsynced` were changed: flush them before relying on their durability.
+    `producers` has the producers at the log end. It is None in a read-only store that has not recovered the end of
+    the log: such a store loads them on demand. `last_timestamp` (ms) is the greatest timestamp of the last batch or,
+    if the last segment is empty, of the segment before it; -1 if it is not known. `torn` has a message for each torn
+    tail that was cut off. The files of the segments in `unsynced` were changed: flush them before relying on their
+    durability.
     """
 
     segments: list[Segment]
@@ -167,9 +167,7 @@ class _LogLoader:
 
     def run(self) -> Loaded:
         if self.disk.writable:
-            self._remove_deleted()
-            self._finish_swaps()
-            self._drop_orphans()
+            self._finish_interrupted()
         self.listing = list_segments(self.disk, self.directory, self._end_of)
         if self.start.end is not None:
             last = self.start.end.base_offset
@@ -229,20 +227,28 @@ class _LogLoader:
 
     # Completing or removing what deletion, compaction and swap left unfinished (kafka-storage 5.2, steps 1 to 5).
 
-    def _remove_deleted(self) -> None:
-        """Remove the `.deleted` files of segments that left the log, without waiting for `file.delete.delay.ms`."""
-        for name in self._files():
-            if name.endswith(names.DELETED) and not name.endswith(".checkpoint.deleted"):
-                self.disk.unlink(self.directory / name)
+    def _finish_interrupted(self) -> None:
+        """Do the steps below. Each takes the names of the files, and returns whether it has changed some."""
+        files = self._files()
+        for finish in (self._remove_deleted, self._finish_swaps, self._drop_orphans):
+            if finish(files):
+                files = self._files()
 
-    def _finish_swaps(self) -> None:
+    def _remove_deleted(self, files: Sequence[str]) -> bool:
+        """Remove the `.deleted` files of segments that left the log, without waiting for `file.delete.delay.ms`."""
+        return self._unlink(
+            name
+            for name in files
+            if name.endswith(names.DELETED) and not name.endswith(".checkpoint.deleted")
+        )
+
+    def _finish_swaps(self, files: Sequence[str]) -> bool:
         """Finish or undo a compaction that a crash has interrupted (kafka-storage 8.8).
 
         Files with the suffix `.cleaned` are incomplete and are removed. If there are any, the `.swap` files with base
         offsets at or above the lowest base offset of a `.cleaned` file are removed, too. The other `.swap` files
         replace the segments whose offsets they cover.
         """
-        files = self._files()
         cleaned = [name for name in files if name.endswith(names.CLEANED)]
         swapped = [name for name in files if name.endswith(names.SWAP)]
         for name in swapped:
@@ -250,12 +256,12 @@ class _LogLoader:
         if cleaned:
             smallest = min(names.parse_stem(name) for name in cleaned)
             dropped = [name for name in swapped if names.parse_stem(name) >= smallest]
-            for name in dropped + cleaned:
-                self.disk.unlink(self.directory / name)
+            self._unlink(dropped + cleaned)
             swapped = [name for name in swapped if name not in dropped]
-        self._complete_swap(swapped)
+        self._complete_swap(files, swapped)
+        return bool(cleaned or swapped)
 
-    def _complete_swap(self, swapped: Sequence[str]) -> None:
+    def _complete_swap(self, files: Sequence[str], swapped: Sequence[str]) -> None:
         logs = [name for name in swapped if name.endswith(names.LOG + names.SWAP)]
         if logs:
             lowest = min(names.parse_stem(name) for name in logs)
@@ -263,10 +269,8 @@ class _LogLoader:
                 self._end_of(names.parse_stem(name), {names.LOG: -1}, self.directory / name)
                 for name in logs
             )
-            for name in self._files():
-                is_old = name.endswith((*names.SEGMENT_FILES, names.SNAPSHOT))
-                if is_old and lowest <= names.parse_stem(name) < highest:
-                    self.disk.unlink(self.directory / name)
+            old = [name for name in files if name.endswith((*names.SEGMENT_FILES, names.SNAPSHOT))]
+            self._unlink(name for name in old if lowest <= names.parse_stem(name) < highest)
         for name in swapped:
             self.disk.rename(self.directory / name, self.directory / name.removesuffix(names.SWAP))
 
@@ -281,15 +285,24 @@ class _LogLoader:
         segment.path = path or segment.path
         return self._end(segment)
 
-    def _drop_orphans(self) -> None:
+    def _drop_orphans(self, files: Sequence[str]) -> bool:
         """Remove index files that have no .log file, and temporary files that a crash left."""
-        files = set(self._files())
+        logs = {names.parse_stem(name) for name in files if name.endswith(names.LOG)}
+        return self._unlink(
+            name
+            for name in files
+            if (name.endswith(names.SEGMENT_FILES[1:]) and names.parse_stem(name) not in logs)
+            or name in _UNFINISHED
+            or name.endswith(_TEMPORARY_INDEXES)
+        )
+
+    def _unlink(self, files: Iterable[str]) -> bool:
+        """Remove files of the partition directory; return whether there were any."""
+        is_any = False
         for name in files:
-            is_orphan = name.endswith(names.SEGMENT_FILES[1:]) and (
-                names.stem(names.parse_stem(name)) + names.LOG not in files
-            )
-            if is_orphan or name in _UNFINISHED or name.endswith(_TEMPORARY_INDEXES):
-                self.disk.unlink(self.directory / name)
+            self.disk.unlink(self.directory / name)
+            is_any = True
+        return is_any
 
     # Loading the producers (kafka-storage 5.2, step 10, and 9.8).
 

@@ -413,8 +413,9 @@ class PartitionLoader:
 
         Such a directory is left by a crash during the creation of the partition.
         """
-        found = {entry.name for entry in log_dir.disk.scan(path)}
-        if names.PARTITION_METADATA not in found and not any(n.endswith(names.LOG) for n in found):
+        if log_dir.disk.exists(path / names.PARTITION_METADATA):
+            return
+        if not any(entry.name.endswith(names.LOG) for entry in log_dir.disk.scan(path)):
             topic_id = self._registry.topic_id(name.topic) or checkpoint.random_uuid()
             write_topic_id(log_dir.disk, path, topic_id)
 

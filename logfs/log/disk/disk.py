@@ -442,7 +442,7 @@ class Disk:
         with os.scandir(path) as entries:
             for found in entries:
                 is_file = found.is_file(follow_symlinks=False)
-                is_directory = found.is_dir(follow_symlinks=False)
+                is_directory = not is_file and found.is_dir(follow_symlinks=False)
                 yield Entry(found.name, found.inode(), is_file, is_directory)
 
     def free_bytes(self, path: Path) -> int:

@@ -17,6 +17,7 @@ from weakref import WeakSet, ref
 
 from logfs.format.base import names
 from logfs.locks import Level, make_lock
+from logfs.log.disk.bucket_path import as_path
 from logfs.log.disk.named_file import NamedFile
 from logfs.log.segment.index import OffsetIndex, TimeIndex
 from logfs.log.segment.text_index import TextIndex
@@ -112,9 +113,9 @@ class SegmentFiles(NamedFile):
 
     def _index_path(self, kind: str) -> Path:
         """Return the path of the index file `kind` (".index"), with the suffix of the .log file (".swap"), if any."""
+        directory, log = self._place
         stem = names.stem(self.base_offset)
-        log = self.path
-        return log.with_name(stem + kind + log.name.removeprefix(stem + names.LOG))
+        return as_path(directory) / (stem + kind + log.removeprefix(stem + names.LOG))
 
     def _watch_indexes(self) -> None:
         """Set the callback `on_open` of the index objects, which registers the segment as one that has files open.
