@@ -84,8 +84,15 @@ def _add_format(spark: SparkSession) -> None:
     # With Spark Connect, the workers run on the server, where this process cannot check their Python.
     if not is_remote():
         check_python(spark.sparkContext.pythonExec)
-    spark.dataSource.register(LogfsDataSource)
+    if is_remote() or not _has_format(spark):
+        spark.dataSource.register(LogfsDataSource)
     _registered.add(spark)
+
+
+def _has_format(spark: SparkSession) -> bool:
+    """Whether a session has found the format of an installed logfs: Spark warns about a second registration."""
+    manager = spark._jsparkSession.sessionState().dataSourceManager()
+    return bool(manager.dataSourceExists("logfs"))
 
 
 def decode(column: Column | str, schemas: str) -> Column:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 SETUPTOOLS = 77
 # A session with Spark's defaults, except for the settings that keep it on this machine.
 PROGRAM = textwrap.dedent("""
-    import sys, pyspark_logfs, logfs
+    import sys, pyspark_logfs, logfs, logfs.spark
     from pyspark.sql import SparkSession
 
     target, logs = sys.argv[1:]
@@ -40,6 +41,8 @@ PROGRAM = textwrap.dedent("""
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     orders = spark.read.format("logfs").option("subscribe", "orders").option("pushDownPredicate", "true")
     print("PUSHED", [row.value for row in orders.load(logs).where("offset > 1").collect()])
+    logfs.spark.register(spark)
+    print("REGISTERED", orders.load(logs).count())
 """)
 
 pytestmark = pytest.mark.campaign
@@ -80,7 +83,7 @@ def test_the_wheel_has_every_module_once(target: Path) -> None:
 def test_spark_finds_the_installed_format(target: Path, tmp_path: Path) -> None:
     """A separate process finds the format without an import of logfs, with filter push-down enabled or not.
 
-    Its Spark is the package pyspark as it stands.
+    Its Spark is the package pyspark as it stands. To register the format after that causes no warning.
     """
     need(shutil.which("java"), "java is not installed")
     with Store(tmp_path / "logs") as store:
@@ -92,5 +95,6 @@ def test_spark_finds_the_installed_format(target: Path, tmp_path: Path) -> None:
         env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    said = [line for line in done.stdout.splitlines() if line.startswith(("FOUND", "PUSHED"))]
-    assert said == ["FOUND [b'two', b'three']", "PUSHED [b'three']"]
+    said = [line for line in done.stdout.splitlines() if re.match("[A-Z]+ ", line)]
+    assert said == ["FOUND [b'two', b'three']", "PUSHED [b'three']", "REGISTERED 3"]
+    assert "WARN DataSourceManager" not in done.stderr
