@@ -10,7 +10,6 @@ import shutil
 import stat
 import subprocess
 import sys
-import tempfile
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,7 +25,7 @@ from logfs.store.store import Store
 from tests.support import command_line
 from tests.support.command_line import ok
 from tests.support.mounts import Mount, refuses
-from tests.support.processes import Threads, run, wait_for
+from tests.support.processes import NOBODY, Threads, as_nobody, run, wait_for
 from tests.support.requirements import need, need_command, need_fuse, need_root
 from tests.support.stores import assert_clean
 
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
 
     MakeMount = Callable[..., Mount]
 
-NOBODY = 65534
-ROOT = Path(logfs.__file__).parents[1]
 
 _numbers = count()
 
@@ -59,15 +56,6 @@ FILES = {
 
 
 @pytest.fixture(scope="module")
-def public() -> Iterator[Path]:
-    """A directory that every user may enter: the directories of pytest are closed to other users."""
-    path = Path(tempfile.mkdtemp(prefix="logfs-"))
-    path.chmod(0o755)
-    yield path
-    shutil.rmtree(path)
-
-
-@pytest.fixture(scope="module")
 def shared(public: Path) -> Iterator[Mount]:
     """A mount with allow_other, for all tests of this module that need no mount of their own."""
     need_fuse()
@@ -81,20 +69,6 @@ def shared(public: Path) -> Iterator[Mount]:
     yield mount
     mount.stop()
     assert_clean(*mount.log_dirs)
-
-
-def as_nobody(script: str) -> subprocess.CompletedProcess[str]:
-    """Run a shell script as an ordinary user."""
-    return subprocess.run(
-        ["sh", "-c", script],
-        user=NOBODY,
-        group=NOBODY,
-        extra_groups=[],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd="/",
-    )
 
 
 def empty(topic: Path) -> None:
@@ -1105,20 +1079,6 @@ def test_read_only_beside_a_writer(make_mount: MakeMount) -> None:
 
 
 # An ordinary user.
-
-
-@pytest.fixture(scope="module")
-def python_for_all() -> tuple[str, str]:
-    """Return a Python that an ordinary user may run, and the PYTHONPATH with which it finds logfs."""
-    need_root()
-    site = Path(orjson.__file__).parents[1]
-    path = f"{ROOT}:{site}"
-    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    for python in (sys.executable, f"/usr/bin/python{version}"):
-        if as_nobody(f"PYTHONPATH={path} {python} -c 'import pyfuse3, logfs'").returncode == 0:
-            return python, path
-    need(False, f"no Python {version} that uid {NOBODY} may run")
-    raise AssertionError
 
 
 @pytest.mark.usefixtures("mounts_alone")

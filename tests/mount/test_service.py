@@ -4,67 +4,94 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.requirements import need, need_command, need_fuse, need_root
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from tests.support.processes import NOBODY
+from tests.support.requirements import need, need_command, need_fuse
 
 UNIT = Path(__file__).parents[2] / "scripts/packaging/systemd/logfs@.service"
 
 
-@pytest.fixture
-def manager(tmp_path: Path) -> Iterator[socket.socket]:
-    """The socket of a service manager, below the directory of the test."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as found:
-        found.bind(str(tmp_path / "notify"))
-        found.settimeout(30)
-        yield found
-
-
+@pytest.mark.usefixtures("mounts_alone")
 @pytest.mark.parametrize("kind", ["path", "abstract"])
 def test_the_service_manager_is_told_when_the_mount_answers(
-    tmp_path: Path, manager: socket.socket, kind: str
+    tmp_path: Path,
+    public: Path,
+    python_for_all: tuple[str, str],
+    kind: str,
 ) -> None:
-    """With the capabilities of the unit, and without new privileges; then files can be read and written at once."""
+    """As another user than root, with the capabilities and options of the unit, and without new privileges.
+
+    Then root can use the files at once, and the user of the service can end the mount. /dev/fuse may be closed to
+    ordinary users, so the test creates an open one in a mount namespace of its own.
+    """
     need_fuse()
-    need_root()
-    address = str(tmp_path / "notify")
-    if kind == "abstract":
-        manager.close()
-        manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        manager.bind(f"\0{address}")
-        manager.settimeout(30)
-        address = f"@{address}"
-    mountpoint = tmp_path / "mnt"
-    mountpoint.mkdir()
-    (bounding,) = re.findall(r"^CapabilityBoundingSet=(.*)$", UNIT.read_text(), re.MULTILINE)
-    kept = ",".join(f"+{name.removeprefix('CAP_').lower()}" for name in bounding.split())
-    confined = [need_command("setpriv"), "--no-new-privs", "--bounding-set", f"-all,{kept}"]
-    command = [sys.executable, "-m", "logfs", "mount", "--foreground", tmp_path / "log", mountpoint]
+    address = str(public / f"notify-{kind}")
+    manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    manager.bind(address if kind == "path" else f"\0{address}")
+    manager.settimeout(30)
+    if kind == "path":
+        os.chmod(address, 0o666)
+    own = public / kind
+    for name in ("log", "mnt", "dev"):
+        (own / name).mkdir(parents=True)
+    os.chown(own / "log", NOBODY, NOBODY)
+    python, path = python_for_all
+    ambient = capabilities(setting("AmbientCapabilities"))
+    confined = [need_command("setpriv"), "--no-new-privs", "--reuid", str(NOBODY)]
+    confined += ["--regid", str(NOBODY), "--clear-groups", "--inh-caps", ambient]
+    confined += ["--ambient-caps", ambient]
+    confined += ["--bounding-set", capabilities(setting("CapabilityBoundingSet"))]
+    logfs = shlex.join([*confined, "env", f"PYTHONPATH={path}", python, "-m", "logfs"])
+    options = setting("Environment").strip('"').removeprefix("OPTIONS=")
+    script = f"""
+        set -e
+        mount -t tmpfs tmpfs {own}/dev
+        mknod -m 666 {own}/dev/fuse c 10 229
+        mount --bind {own}/dev/fuse /dev/fuse
+        NOTIFY_SOCKET={"@" * (kind == "abstract")}{address} {logfs} mount --foreground {options} \\
+            {own}/log {own}/mnt >/dev/null &
+        read -r ready
+        mkdir {own}/mnt/orders-0
+        echo line >> {own}/mnt/orders-0/append
+        cat {own}/mnt/orders-0/records
+        stat -c %u {own}/log/orders-0
+        {logfs} umount {own}/mnt
+        wait $!
+        echo ended
+    """
     with subprocess.Popen(
-        ["env", f"NOTIFY_SOCKET={address}", *confined, *command], stdout=subprocess.DEVNULL
-    ) as daemon:
+        ["unshare", "-m", "--propagation", "private", "sh", "-c", script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as service:
         try:
-            assert manager.recv(4096).decode() == f"READY=1\nSTATUS=mounted on {mountpoint}"
-            (mountpoint / "orders-0").mkdir()
-            (mountpoint / "orders-0/append").write_text("line\n")
-            assert (mountpoint / "orders-0/records").read_text() == "line\n"
-            subprocess.run(
-                [sys.executable, "-m", "logfs", "umount", mountpoint], check=True, timeout=60
-            )
-            assert daemon.wait(30) == 0
+            told = manager.recv(4096).decode()
+            assert told == f"READY=1\nSTATUS=mounted on {own}/mnt"
+            said, errors = service.communicate("ready\n", timeout=60)
+            assert said == f"line\n{NOBODY}\nended\n", errors
         finally:
-            daemon.kill()
-            subprocess.run(["umount", "-l", mountpoint], check=False, stderr=subprocess.DEVNULL)
+            service.kill()
             manager.close()
+
+
+def setting(name: str) -> str:
+    """Return the last value of a setting of the unit."""
+    return re.findall(rf"^{name}=(.*)$", UNIT.read_text(), re.MULTILINE)[-1]
+
+
+def capabilities(names: str) -> str:
+    """Return the argument of setpriv that keeps only the capabilities of a setting of the unit."""
+    kept = [f"+{name.removeprefix('CAP_').lower()}" for name in names.split()]
+    return ",".join(["-all", *kept])
 
 
 def test_a_service_manager_that_is_gone_stops_no_mount(tmp_path: Path) -> None:

@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+# The uid and the gid of an ordinary user.
+NOBODY = 65534
+
 
 def wait_for(what: Callable[[], object], seconds: float = 20) -> None:
     """Wait until `what` returns a true value; fail after `seconds`."""
@@ -34,6 +37,20 @@ def run(*command: str | Path, **options: object) -> str:
     )
     assert done.returncode == 0, done.stderr.decode()
     return str(done.stdout.decode())
+
+
+def as_nobody(script: str) -> subprocess.CompletedProcess[str]:
+    """Run a shell script as an ordinary user."""
+    return subprocess.run(
+        ["sh", "-c", script],
+        user=NOBODY,
+        group=NOBODY,
+        extra_groups=[],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd="/",
+    )
 
 
 @contextmanager
