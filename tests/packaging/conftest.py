@@ -17,9 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).parents[2]
-# `scripts/package --check` sets it.
-collect_ignore = (
-    [] if os.environ.get("LOGFS_PACKAGES") else ["test_deb.py", "test_fresh.py", "test_image.py"]
+# The part of scripts/package that makes the .deb: `deb`, or `deb:RELEASE`. `scripts/package --check` sets it.
+DEB = os.environ.get("LOGFS_PACKAGES", "")
+# The image has the .deb of this machine's release.
+collect_ignore = {"": ["test_deb.py", "test_fresh.py", "test_image.py"], "deb": []}.get(
+    DEB, ["test_image.py"]
 )
 
 
@@ -42,7 +44,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def deb(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The Debian package."""
     need_command("dpkg-deb")
-    (found,) = build(tmp_path_factory.mktemp("deb"), "deb").glob("*.deb")
+    (found,) = build(tmp_path_factory.mktemp("deb"), DEB).glob("*.deb")
     return found
 
 
@@ -51,7 +53,7 @@ def make_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[
     """Return a function that makes a machine with the smallest Debian. The machines are removed at the end."""
     need_root()
     need_fuse()
-    archive = base_archive()
+    archive = base_archive(DEB.partition(":")[2])
     machines: list[Machine] = []
 
     def make() -> Machine:

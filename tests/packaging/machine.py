@@ -29,14 +29,19 @@ cd
 """
 
 
-def base_archive() -> Path:
-    """Return the archive of a Debian with apt and nothing else, of the release of this machine."""
-    release = platform.freedesktop_os_release()["VERSION_CODENAME"]
-    archive = CACHE / f"debian-{release}.tar"
+def base_archive(which: str = "") -> Path:
+    """Return the archive of a Debian with apt and nothing else.
+
+    `which` is RELEASE or RELEASE/ARCHITECTURE. What it leaves out is as on this machine.
+    """
+    release, _, architecture = which.partition("/")
+    release = release or platform.freedesktop_os_release()["VERSION_CODENAME"]
+    archive = CACHE / f"debian-{'-'.join(filter(None, (release, architecture)))}.tar"
     if not archive.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
         unfinished = archive.with_suffix(".unfinished.tar")
-        command = [need_command("mmdebstrap"), "--variant=minbase", release, unfinished]
+        wanted = [f"--architectures={architecture}"] if architecture else []
+        command = [need_command("mmdebstrap"), "--variant=minbase", *wanted, release, unfinished]
         subprocess.run(command, check=True)
         unfinished.rename(archive)
     return archive

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.packaging.conftest import build
+from tests.packaging.conftest import DEB, build
 from tests.support.requirements import need_command
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def installed(machine: Machine, deb: Path) -> Machine:
 
 def test_two_builds_are_the_same_bytes(deb: Path, tmp_path: Path) -> None:
     """The package does not depend on the directory and the time of the build."""
-    build(tmp_path, "deb", TMPDIR=str(tmp_path))
+    build(tmp_path, DEB, TMPDIR=str(tmp_path))
     assert (tmp_path / deb.name).read_bytes() == deb.read_bytes()
 
 
@@ -95,11 +95,12 @@ def test_manual_pages_and_completion_are_found(installed: Machine) -> None:
 
 
 def test_the_unit_names_the_installed_command(installed: Machine) -> None:
-    """The programs of the systemd unit exist."""
+    """The programs and the user of the systemd unit exist."""
     installed.run(
         """
         unit=$(dpkg -L logfs | grep 'logfs@.service$')
-        for program in $(sed -n 's/^Exec[A-Za-z]*=\\([^ ]*\\).*/\\1/p' "$unit"); do test -x "$program"; done
+        for program in $(sed -n 's/^Exec[A-Za-z]*=[-+]*\\([^ ]*\\).*/\\1/p' "$unit"); do test -x "$program"; done
+        id "$(sed -n 's/^User=//p' "$unit")"
         grep -q '^ExecStart=/usr/bin/logfs ' "$unit"
         """
     )

@@ -1,54 +1,53 @@
 # A part of scripts/package: builds the .deb.
 #
-# The package has a private virtual environment in /usr/lib/logfs, on Debian's own Python, with the versions of
-# scripts/constraints.txt. pyfuse3, which has no binary wheel, is compiled here.
+# The package has a private virtual environment in /usr/lib/logfs, on the Python of one Debian release. environment.sh
+# makes it on a Debian of that release and architecture: this machine, or a fresh one in a directory.
 
-build_deb() { # build_deb WHEEL DIRECTORY: sets $deb
-    local wheel=$1 stage=$work/stage home packages interpreter architecture maintainer
-    architecture=$(dpkg --print-architecture)
+build_deb() { # build_deb WHEEL DIRECTORY [RELEASE[/ARCHITECTURE]]: sets $deb
+    local wheel=$1 stage=$work/stage home packages architecture minor interpreter release libraries maintainer
     home=$stage/usr/lib/logfs
     maintainer=$(git -C "$root" log -1 --format='%an <%ae>')
-    deb=$2/logfs_${version}_$architecture.deb
-    for each in /usr/bin/python3:python3 /usr/bin/dpkg-shlibdeps:dpkg-dev /usr/bin/strip:binutils \
-                /usr/include/fuse3/fuse_lowlevel.h:libfuse3-dev; do
-        [ -e "${each%%:*}" ] || die "${each%%:*} is missing: install ${each##*:}"
-    done
-
-    /usr/bin/python3 -m venv --without-pip "$home"
-    # No debug information, which has the paths of the build in it. A cached wheel was built with other flags.
-    # A path with a space would be two files for pip.
-    cp "$root/scripts/constraints.txt" "$work/constraints.txt"
-    CFLAGS=-g0 LDFLAGS=-Wl,--build-id=none PIP_CONSTRAINT=$work/constraints.txt \
-        "$python" -m pip --quiet --disable-pip-version-check --python "$home/bin/python3" \
-        wheel --no-cache-dir --no-deps --wheel-dir "$work/wheels" "pyfuse3==$(pinned pyfuse3)"
-    "$python" -m pip --quiet --disable-pip-version-check --python "$home/bin/python3" \
-        install --no-compile --only-binary :all: --find-links "$work/wheels" \
-        --constraint "$root/scripts/constraints.txt" "$wheel[mount,mirror,tiered,report]"
-    interpreter=$(readlink -f "$home/bin/python3")
+    mkdir -p "${home%/*}"
+    if [ -z "${3:-}" ]; then
+        BUILD_PYTHON=$python bash "$root/scripts/packaging/debian/environment.sh" \
+            "$wheel" "$root/scripts/constraints.txt" "$home" || die "the .deb cannot be built"
+    else
+        make_environment_on "$3"
+    fi
+    # Sets `architecture`, `minor`, `interpreter`, `release` and `libraries`.
+    . "$home.facts"
+    rm "$home.facts"
     packages=$(echo "$home"/lib/python3.*/site-packages)
-    tidy
+    deb=$2/logfs_$version+deb${release}_$architecture.deb
     stage_files
     find "$stage" -newermt "@$SOURCE_DATE_EPOCH" -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +
     # A higher level takes minutes. The number of threads is part of how the archive is packed.
     dpkg-deb --root-owner-group --threads-max=1 -Zxz -z1 --build "$stage" "$deb" >/dev/null
 }
 
-pinned() { # pinned NAME: its version in scripts/constraints.txt
-    sed -n "s/^$1==//p" "$root/scripts/constraints.txt"
-}
-
-# Removes what names the directory of the build, and what no program uses.
-tidy() {
-    find "$packages" \( -name RECORD -o -name REQUESTED -o -name direct_url.json \) -delete
-    find "$packages"/numba "$packages"/numpy "$packages"/Cryptodome -depth \
-        -type d \( -name tests -o -name SelfTest \) -exec rm -rf {} +
-    find "$packages" -type f \( -name '*.pyx' -o -name '*.c' -o -name '*.h' \) -delete
-    find "$packages" -type f -exec chmod 644 {} +
-    strip --strip-unneeded "$packages"/pyfuse3/*.so
-    rm -rf "$home/bin" "$home/include" "$home/lib64"
-    mkdir "$home/bin"
-    ln -s "../../..${interpreter#/usr}" "$home/bin/python3"
-    printf 'home = /usr/bin\ninclude-system-site-packages = false\n' >"$home/pyvenv.cfg"
+# Runs environment.sh on a fresh Debian. An architecture that this processor does not have needs qemu-user-static.
+make_environment_on() { # make_environment_on RELEASE[/ARCHITECTURE]: makes $home and $home.facts
+    local machine=$work/machine named=${1%%/*} wanted=${1#*/}
+    [ "$wanted" != "$1" ] || wanted=$(dpkg --print-architecture)
+    [ "$(id -u)" = 0 ] || die "building for another Debian needs root"
+    command -v mmdebstrap >/dev/null || die "mmdebstrap is missing: install it"
+    say "making a Debian $named for $wanted"
+    mmdebstrap --quiet --variant=minbase --architectures="$wanted" \
+        --include=python3-venv,python3-dev,gcc,libc6-dev,pkg-config,libfuse3-dev,dpkg-dev,binutils \
+        "$named" "$machine" || die "there is no Debian $named for $wanted, or it cannot be run here"
+    # The network is that of this machine, which may know authorities of its own.
+    cp /etc/resolv.conf "$machine/etc"
+    cp /etc/ssl/certs/ca-certificates.crt "$machine/etc/authorities.crt"
+    mkdir "$machine/build"
+    cp "$wheel" "$root/scripts/constraints.txt" "$root/scripts/packaging/debian/environment.sh" "$machine/build"
+    # Its processes end, and its mounts go, with the namespaces.
+    unshare --mount --pid --fork sh -c 'mount -t proc proc "$0/proc" && exec chroot "$0" "$@"' "$machine" \
+        env -u TMPDIR -u XDG_CACHE_HOME PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root PIP_CERT=/etc/authorities.crt \
+        bash /build/environment.sh "/build/${wheel##*/}" /build/constraints.txt /build/logfs ||
+        die "the .deb cannot be built"
+    mv "$machine/build/logfs" "$home"
+    mv "$machine/build/logfs.facts" "$home.facts"
+    rm -rf "$machine"
 }
 
 # Puts every other file of the package in its place.
@@ -95,19 +94,13 @@ program() { # program MODULE FUNCTION: prints a program that calls this function
 }
 
 control() {
-    local libraries minor
-    minor=$("$interpreter" -c 'import sys; print(sys.version_info.minor)')
-    # dpkg-shlibdeps wants the sources of a Debian package, and needs no more of them than this file.
-    mkdir -p "$work/libraries/debian"
-    printf 'Source: logfs\n\nPackage: logfs\nArchitecture: any\n' >"$work/libraries/debian/control"
-    libraries=$(cd "$work/libraries" && dpkg-shlibdeps -O --ignore-missing-info "$packages"/pyfuse3/*.so 2>/dev/null)
     cat <<CONTROL
 Package: logfs
-Version: $version
+Version: $version+deb$release
 Architecture: $architecture
 Maintainer: $maintainer
 Installed-Size: $(du -sk --apparent-size "$stage" | cut -f1)
-Depends: python3 (>= 3.$minor), python3 (<< 3.$((minor + 1))), fuse3, mount, ${libraries#shlibs:Depends=}
+Depends: python3 (>= 3.$minor), python3 (<< 3.$((minor + 1))), fuse3, mount, passwd, $libraries
 Section: utils
 Priority: optional
 Description: Kafka's log, as files
