@@ -21,7 +21,6 @@ from logfs.store.store import Store
 from tests.support import crashdisk
 from tests.support.crashdisk import LOG, FaultDisk, Stopped, Workload
 from tests.support.examples import seed_of
-from tests.support.requirements import DEEP
 from tests.support.stores import assert_clean
 from tests.system.workloads import WORKLOADS, first_states
 
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
 
     from tests.support.crashdisk import State
 
+# At how many of its calls each workload fails.
 RUNS = int(os.environ.get("LOGFS_DISK_FAULTS", "12"))
 SEED = seed_of("LOGFS_DISK_FAULTS_SEED")
 
@@ -171,9 +171,9 @@ def test_an_error_at_any_call_loses_nothing_that_was_acknowledged(
 
 
 def campaign(use: Callable[[Workload], None], number: int, *, persistent: bool, runs: int) -> None:
-    """Let a workload fail in about `runs` runs, at other calls for each commit; in a deep campaign, at every call."""
+    """Let a workload fail at about `runs` of its calls, which change by commit, or at every call."""
     seen = calls(use)
-    stride = 1 if DEEP else -(-len(seen) // runs)
+    stride = -(-len(seen) // runs)
     total: Counter[str] = Counter()
     for at in range(SEED % stride, len(seen), stride):
         run = Run(at, number, persistent=persistent, use=use)
@@ -195,7 +195,7 @@ def test_an_error_while_a_store_recovers_loses_nothing(what: str) -> None:
     kinds: Counter[str] = Counter()
     for state in first_states(2, SEED):
         seen = _recovery_calls(state, action)
-        stride = 1 if DEEP else -(-seen // 3)
+        stride = -(-seen // max(RUNS // 4, 1))
         for at in range(SEED % stride, seen, stride):
             with crashdisk.scratch() as root:
                 crashdisk.write_image(root, state.image)
