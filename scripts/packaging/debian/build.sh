@@ -43,6 +43,7 @@ make_environment_on() { # make_environment_on RELEASE[/ARCHITECTURE]: makes $hom
     # Its processes end, and its mounts go, with the namespaces.
     unshare --mount --pid --fork sh -c 'mount -t proc proc "$0/proc" && exec chroot "$0" "$@"' "$machine" \
         env -u TMPDIR -u XDG_CACHE_HOME PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root PIP_CERT=/etc/authorities.crt \
+        REQUESTS_CA_BUNDLE=/etc/authorities.crt SSL_CERT_FILE=/etc/authorities.crt \
         bash /build/environment.sh "/build/${wheel##*/}" /build/constraints.txt /build/logfs ||
         die "the .deb cannot be built"
     mv "$machine/build/logfs" "$home"
