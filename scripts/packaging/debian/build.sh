@@ -25,7 +25,7 @@ build_deb() { # build_deb WHEEL DIRECTORY [RELEASE[/ARCHITECTURE]]: sets $deb
     dpkg-deb --root-owner-group --threads-max=1 -Zxz -z1 --build "$stage" "$deb" >/dev/null
 }
 
-# Runs environment.sh on a fresh Debian. An architecture that this processor does not have needs qemu-user-static.
+# Runs environment.sh on a fresh Debian. A foreign architecture needs qemu-user-static and arch-test.
 make_environment_on() { # make_environment_on RELEASE[/ARCHITECTURE]: makes $home and $home.facts
     local machine=$work/machine named=${1%%/*} wanted=${1#*/}
     [ "$wanted" != "$1" ] || wanted=$(dpkg --print-architecture)
