@@ -124,7 +124,8 @@ def paths_of(options: Mapping[str, str]) -> tuple[str, ...]:
             "the logfs source needs a path: the log directory, as in .load('/var/lib/logfs') or "
             ".option('path', '/var/lib/logfs'); it takes the place of 'kafka.bootstrap.servers'. Spark does not pass "
             "the options of a catalog table to INSERT INTO, nor those of a table that was created with columns: give "
-            "them by WITH (path='…', …) after the table's name, or use a temporary view"
+            "them by WITH (path='…', …) after the table's name, or use a temporary view. CREATE TABLE … AS SELECT "
+            "passes no options at all: create the table, and then insert"
         )
     return tuple(local_log_dir(str(path)) for path in found)
 

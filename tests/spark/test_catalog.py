@@ -83,7 +83,10 @@ def test_a_table_is_read_with_the_options_of_its_creation(
 
 
 def test_insert_into_never_writes_elsewhere(sql: SparkSession, two_logs: tuple[Path, Path]) -> None:
-    """INSERT INTO a table needs the options again: Spark gives the sink the columns, and options, of the source."""
+    """INSERT INTO a table needs the options again: Spark gives the sink the columns, and options, of the source.
+
+    CREATE TABLE … AS SELECT gives it no options.
+    """
     for name, path in zip(("first", "other"), two_logs, strict=True):
         make_table(sql, name, path)
     for source in ("SELECT * FROM other", "SELECT * FROM first", "VALUES (1, 2, 3, 4, 5, 6, 7)"):
@@ -91,6 +94,9 @@ def test_insert_into_never_writes_elsewhere(sql: SparkSession, two_logs: tuple[P
             sql.sql(f"INSERT INTO first {source}")
     with pytest.raises(PySparkException, match="WITH"):
         sql.sql("INSERT INTO first SELECT * FROM other")
+    options = f"OPTIONS (path '{two_logs[0]}', topic 'orders')"
+    with pytest.raises(PySparkException, match="create the table, and then insert"):
+        sql.sql(f"CREATE TABLE made USING logfs {options} AS SELECT * FROM other")
     assert [count(path) for path in two_logs] == [10, 3]
     sql.sql(f"INSERT INTO first WITH (path='{two_logs[0]}', topic='orders') SELECT * FROM other")
     assert [count(path) for path in two_logs] == [13, 3]
