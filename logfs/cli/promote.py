@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from logfs.cli.common import ask, log_dirs_of, not_empty
+from logfs.cli.common import ask, log_dirs_of, not_empty, split_name
+from logfs.errors import InvalidName
+from logfs.log.disk.bucket_path import as_path
 
 if TYPE_CHECKING:
     import argparse
@@ -23,6 +25,11 @@ def run(arguments: argparse.Namespace) -> int:
     from logfs.store.admin.requests import Promote
 
     *words, topics = arguments.target
+    if not words:
+        paths, topics = split_name([as_path(topics)])
+        if not topics:
+            raise InvalidName(f"{paths[0]}: name a mirrored topic, as in LOGDIR/TOPIC")
+        words = [str(path) for path in paths]
     log_dirs = log_dirs_of(words)
     for topic in topics.split(","):
         ask(log_dirs, Promote(topic))
