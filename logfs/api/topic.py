@@ -183,6 +183,20 @@ class TopicSettings(MutableMapping[str, str]):
     def __len__(self) -> int:
         return len(TOPIC_SETTINGS)
 
+    def popitem(self) -> tuple[str, str]:
+        """Remove one of the topic's own values, and return the name and the value. Raises `KeyError` without one."""
+        own = self._store._refreshed().settings.topic_overrides(self._topic)
+        name = next(iter(own), None)
+        if name is None:
+            raise KeyError(f"the topic {self._topic} has no settings of its own")
+        value = self[name]
+        del self[name]
+        return name, value
+
+    def clear(self) -> None:
+        """Remove all values of the topic's own."""
+        self.change(dict.fromkeys(self._store._refreshed().settings.topic_overrides(self._topic)))
+
     def change(self, changes: Mapping[str, str | float | None]) -> None:
         """Change several settings, all or none. The value None removes the topic's own value of a setting."""
         texts = {
