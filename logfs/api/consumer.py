@@ -114,6 +114,7 @@ class Consumer:
         ]
         # All members must lock the same file, even if they were given the log directories in another order.
         self._member = GroupMember(min(self._log_dirs), group, self._place, self._commit)
+        store._consumers.add(self)
 
     def __enter__(self) -> Self:
         return self
@@ -122,7 +123,8 @@ class Consumer:
         if self._is_closed:
             return
         try:
-            if error is None and self._auto_commit:
+            # After `Store.close` there may be nothing to commit, and otherwise it is an error.
+            if error is None and self._auto_commit and (self._in_hand or not self._store.closed):
                 self.commit()
         finally:
             self._is_closed = True
@@ -142,6 +144,7 @@ class Consumer:
         """
         since = time.monotonic()
         while True:
+            self._check_open()
             self._consume_in_hand()
             self._join_if_due()
             if self._auto_commit:
@@ -171,6 +174,7 @@ class Consumer:
 
         Raises `StoreLocked` if another process holds the log directories, and the errors of `ConsumerGroups.commit`.
         """
+        self._check_open()
         self._consume_in_hand()
         self._member.commit({name: place.taken for name, place in self._member.places.items()})
 
@@ -181,13 +185,19 @@ class Consumer:
         """
         self.__exit__(None, None, None)
 
-    def _consume_in_hand(self) -> None:
-        """Mark the record that was returned last as consumed, so that the next commit includes it.
+    def _abandon(self) -> None:
+        """Leave the group without a commit, because the store is being closed."""
+        self._read.clear()
+        self._member.close()
 
-        Raises `ValueError` if the consumer is closed.
-        """
+    def _check_open(self) -> None:
+        """Raise `ValueError` if the consumer is closed, and `StoreClosed` if the store is."""
         if self._is_closed:
             raise ValueError(f"the consumer of the group {self.group} is closed; make another")
+        _ = self._store._engine
+
+    def _consume_in_hand(self) -> None:
+        """Mark the record that was returned last as consumed, so that the next commit includes it."""
         if self._in_hand is not None:
             self._member.advance(*self._in_hand)
             self._in_hand = None

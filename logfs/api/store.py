@@ -7,6 +7,7 @@ import threading
 import warnings
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Literal
+from weakref import WeakSet
 
 from logfs.api.arguments import checked_name, checked_number
 from logfs.api.consumer import Consumer
@@ -86,6 +87,7 @@ class Store(Mapping[str, Partition]):
         self._opened: Engine | None = engine
         self._path = repr([str(each.path) for each in engine.log_dirs])
         self._stopped = threading.Event()
+        self._consumers: WeakSet[Consumer] = WeakSet()
         self._upkeep: threading.Thread | None = None
         if upkeep:
             # The thread refers to the engine, not to this object. Otherwise the thread would keep a store alive that
@@ -109,6 +111,8 @@ class Store(Mapping[str, Partition]):
             return engine[name]
         except UnknownPartition:
             hint = did_you_mean(name, engine) or f"; store.create({name!r}) creates it"
+            if name in self.topics:
+                hint = f"; it is a topic: store.topic({name!r})"
             raise UnknownPartition(f"{name}: no such partition{hint}") from None
 
     def _for_writing(self, what: str) -> Engine:
@@ -163,6 +167,8 @@ class Store(Mapping[str, Partition]):
         engine, self._opened = self._opened, None
         try:
             self._stopped.set()
+            for consumer in self._consumers:
+                consumer._abandon()
             if engine is not None:
                 engine.stop_maintenance()
             if wait and self._upkeep is not None:
@@ -307,7 +313,10 @@ class Store(Mapping[str, Partition]):
         return self._opened is None
 
     def close(self) -> None:
-        """Make everything durable, and release the log directories. Closing twice is harmless."""
+        """Make everything durable, and release the log directories. Closing twice is harmless.
+
+        The consumers of the store leave their groups without a commit.
+        """
         engine = self._stop()
         if engine is not None:
             engine.close()

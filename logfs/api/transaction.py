@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from logfs.api.arguments import checked_name, checked_offsets
@@ -18,7 +18,7 @@ from logfs.format.base import names
 from logfs.format.batches.record import as_records
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from datetime import datetime
     from typing import Self
 
@@ -92,13 +92,32 @@ class Transaction:
         has failed, the transaction can only be aborted, as with Kafka's producer: all later calls but `abort` raise
         `InvalidTransactionState`.
         """
-        return self.append_many(target, [as_record(value, key, headers, timestamp)])[0]
+        with self._must_succeed():
+            return self._append(target, [as_record(value, key, headers, timestamp)])[0]
 
     def append_many(self, target: str, records: Iterable[Value | Record]) -> list[tuple[int, int]]:
         """Append records to the partition or the topic `target`; return the partition number and the offset of each.
 
         An item of `records` is a value, as in `append`, or a `Record`. Raises the errors of `append`.
         """
+        with self._must_succeed():
+            return self._append(target, records)
+
+    @contextmanager
+    def _must_succeed(self) -> Iterator[None]:
+        """A call of a transaction. After an error, only an abort is possible."""
+        _ = self._store._engine
+        self._engine.check_whole()
+        try:
+            yield
+        except InvalidProducerEpoch:
+            # It has ended already.
+            raise
+        except Exception:
+            self._engine.spoil()
+            raise
+
+    def _append(self, target: str, records: Iterable[Value | Record]) -> list[tuple[int, int]]:
         engine = self._store._engine
         checked_name("target", target)
         if target in engine:
@@ -115,10 +134,11 @@ class Transaction:
     def commit_offsets(self, group: str, offsets: Mapping[str, int]) -> None:
         """Commit offsets of a group with the transaction. Raises the errors of `ConsumerGroups.commit`.
 
-        `offsets` maps partition names to the next offset that the group will read.
+        `offsets` maps partition names to the next offset that the group will read. After an error, the transaction
+        can only be aborted, as after a failed `append`.
         """
-        _ = self._store._engine
-        self._engine.commit_offsets(checked_name("group", group), checked_offsets(offsets))
+        with self._must_succeed():
+            self._engine.commit_offsets(checked_name("group", group), checked_offsets(offsets))
 
     def commit(self) -> None:
         """Commit the transaction durably, so that readers of "read_committed" see it.

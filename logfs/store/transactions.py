@@ -381,7 +381,7 @@ class Transaction:
         # Check this before the partition becomes part of the transaction: if it refuses appends, it would also refuse
         # the marker.
         log.check_appendable()
-        self._check_whole()
+        self.check_whole()
         self._transactions.add(self, log.name)
         self._is_broken = True
         first, self._sequences[log] = log.append_transactional(
@@ -394,7 +394,12 @@ class Transaction:
         self._is_broken = False
         return first
 
-    def _check_whole(self) -> None:
+    def spoil(self) -> None:
+        """Allow nothing but `abort` from now on."""
+        self._is_broken = True
+
+    def check_whole(self) -> None:
+        """Raise `InvalidTransactionState` if only `abort` is possible."""
         if self._is_broken:
             raise InvalidTransactionState(
                 f"transactional id {self.state.transactional_id!r}: an append of this transaction has failed, so it "
@@ -410,7 +415,7 @@ class Transaction:
         ended or an append of it has failed, and `LogfsError` or `OSError` if a write or a flush fails.
         """
         with self._transactions.running(self):
-            self._check_whole()
+            self.check_whole()
             self._transactions.end(self, commit=True)
 
     def abort(self) -> None:

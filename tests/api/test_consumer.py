@@ -19,7 +19,7 @@ from tests.support.partitions import flip
 from tests.support.processes import wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 
@@ -401,8 +401,6 @@ def test_transactions_from_python(store: logfs.Store) -> None:
         number, offset = transaction.append("out", "x", key="k", headers={"h": "1"})
         assert transaction.append("out-1", "y")[0] == 1
         assert transaction.append_many("out-0", ["a", "b"])[1][0] == 0
-        with pytest.raises(logfs.UnknownPartition, match="did you mean 'out'"):
-            transaction.append("ouut", "x")
     record = store[f"out-{number}"].record(offset)
     assert record is not None
     assert (record.value, [*record.headers]) == (b"x", [("h", b"1")])
@@ -419,6 +417,52 @@ def test_transactions_from_python(store: logfs.Store) -> None:
                 act()
     values = {each.value for each in store.topic("out").read(isolation="read_committed")}
     assert values == {b"x", b"y", b"a", b"b"}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        (lambda each: each.append("ouut", "x"), "did you mean 'out'"),
+        (lambda each: each.append("out", 5), "must be bytes"),
+        (lambda each: each.append_many("out", "ab"), "list of records"),
+        (lambda each: each.commit_offsets("g", {"orders-0": 99}), "99"),
+    ],
+)
+def test_after_a_failed_call_a_transaction_can_only_be_aborted(
+    store: logfs.Store, wrong: Callable[[logfs.Transaction], object], error: str
+) -> None:
+    """A block that catches the error and goes on must not commit a part of what it wanted."""
+    out = store.create_topic("out")
+
+    def block() -> None:
+        with store.transaction("id") as transaction:
+            transaction.append("out", "part")
+            with pytest.raises((logfs.LogfsError, TypeError), match=error):
+                wrong(transaction)
+            with pytest.raises(logfs.InvalidTransactionState, match="only be aborted"):
+                transaction.append("out", "the rest")
+
+    with pytest.raises(logfs.InvalidTransactionState, match="only be aborted"):
+        block()
+    assert [*out.read(isolation="read_committed")] == []
+    with store.transaction("id") as transaction:
+        transaction.append("out", "again")
+    assert [each.value for each in out.read(isolation="read_committed")] == [b"again"]
+
+
+def test_a_closed_store_has_no_consumers(log_dir: Path) -> None:
+    """A consumer that outlives its store returns nothing more, and keeps no partition from others."""
+    with logfs.open(log_dir, create=True) as store:
+        store.create_topic("orders").append_many(["a", "b", "c"])
+        left = store.consumer("orders", group="g", timeout=0)
+        next(left)
+    for call in (left.__next__, left.commit):
+        with pytest.raises(logfs.StoreClosed):
+            call()
+    with logfs.open(log_dir) as store, store.consumer("orders", group="g", timeout=0) as consumer:
+        assert [each.value for each in consumer] == [b"a", b"b", b"c"]
+    with pytest.raises(logfs.StoreClosed):
+        left.close()
 
 
 def test_a_slow_program_keeps_its_partitions(store: logfs.Store) -> None:

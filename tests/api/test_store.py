@@ -137,6 +137,21 @@ def test_a_live_store_sees_changed_settings(path: Path) -> None:
         assert (seen["retention.ms"], seen["segment.bytes"]) == ("259200000", "50000")
 
 
+def test_settings_are_removed_as_from_any_mapping(path: Path) -> None:
+    """`clear` and `popitem` remove what the topic has of its own; the defaults stay."""
+    with logfs.open(path, create=True) as store:
+        settings = store.create_topic("a", retention_ms="1d", segment_bytes=50_000).settings
+        before = len(settings)
+        assert settings.popitem() in {("retention.ms", "86400000"), ("segment.bytes", "50000")}
+        settings.clear()
+        assert (settings["retention.ms"], settings["segment.bytes"]) == ("604800000", "1073741824")
+        assert len(settings) == before
+        with pytest.raises(KeyError, match="no settings of its own"):
+            settings.popitem()
+        with pytest.raises(logfs.UnknownPartition, match=r"it is a topic: store.topic\('a'\)"):
+            _ = store["a"]
+
+
 def test_a_live_store_keeps_its_settings_if_new_ones_are_invalid(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

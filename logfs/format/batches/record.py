@@ -84,7 +84,7 @@ def as_records(items: Iterable[object]) -> list[Record]:
     UTF-8 cannot encode, and for a datetime before 1970.
     """
     if isinstance(items, (bytes, bytearray, memoryview, str, Record)):
-        raise TypeError(f"give a list of records, as in append([record]), not one {_kind(items)}")
+        raise TypeError(f"give a list of records, as in [record], not one {_kind(items)}")
     return [
         item if type(item) is Record and _is_plain(item) else _as_record(item) for item in items
     ]
