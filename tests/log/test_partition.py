@@ -106,7 +106,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (b"no list", r"give a list of records, as in append\(\[record\]\), not one bytes"),
+        (b"no list", r"give a list of records, as in \[record\], not one bytes"),
         ("text", "not one str"),
         (Record(b"x"), "not one Record"),
         ([b"right", 7], r"a record must be bytes, str or a logfs\.Record, not int"),
