@@ -142,6 +142,14 @@ class Consumer:
         first release a partition to this member. Raises `ValueError` if the consumer is closed, `UnknownPartition` if
         a topic no longer exists, and `DamagedRange` once for each damaged range: the next call goes on after it.
         """
+        try:
+            return self._next()
+        except (KeyError, ValueError):
+            # Another thread may have closed the store, and so have taken this member from its group, meanwhile.
+            self._check_open()
+            raise
+
+    def _next(self) -> ConsumerRecord:
         since = time.monotonic()
         while True:
             self._check_open()

@@ -110,9 +110,10 @@ class Store(Mapping[str, Partition]):
         try:
             return engine[name]
         except UnknownPartition:
-            hint = did_you_mean(name, engine) or f"; store.create({name!r}) creates it"
             if name in self.topics:
                 hint = f"; it is a topic: store.topic({name!r})"
+            else:
+                hint = did_you_mean(name, engine) or f"; store.create({name!r}) creates it"
             raise UnknownPartition(f"{name}: no such partition{hint}") from None
 
     def _for_writing(self, what: str) -> Engine:
@@ -167,7 +168,7 @@ class Store(Mapping[str, Partition]):
         engine, self._opened = self._opened, None
         try:
             self._stopped.set()
-            for consumer in self._consumers:
+            for consumer in [*self._consumers]:
                 consumer._abandon()
             if engine is not None:
                 engine.stop_maintenance()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -463,6 +464,28 @@ def test_a_closed_store_has_no_consumers(log_dir: Path) -> None:
         assert [each.value for each in consumer] == [b"a", b"b", b"c"]
     with pytest.raises(logfs.StoreClosed):
         left.close()
+
+
+def test_a_store_is_closed_beside_its_consumer(log_dir: Path) -> None:
+    """Whatever a consumer does while another thread closes the store, it ends with `StoreClosed`."""
+    ended: list[type[BaseException]] = []
+
+    def read(consumer: logfs.Consumer) -> None:
+        try:
+            deque(consumer, 0)
+        except BaseException as error:
+            ended.append(type(error))
+
+    with logfs.open(log_dir, create=True) as store:
+        store.create_topic("p", 3).append_many(["x"] * 300)
+    for number in range(20):
+        with logfs.open(log_dir) as store:
+            consumer = store.consumer("p", group=f"g{number}", auto_commit=False)
+            reader = threading.Thread(target=read, args=[consumer])
+            reader.start()
+            time.sleep(0.001 * number)
+        reader.join(60)
+    assert ended == [logfs.StoreClosed] * 20
 
 
 def test_a_slow_program_keeps_its_partitions(store: logfs.Store) -> None:
