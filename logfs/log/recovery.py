@@ -298,11 +298,10 @@ class _LogLoader:
 
     def _unlink(self, files: Iterable[str]) -> bool:
         """Remove files of the partition directory; return whether there were any."""
-        is_any = False
-        for name in files:
+        removed = [*files]
+        for name in removed:
             self.disk.unlink(self.directory / name)
-            is_any = True
-        return is_any
+        return bool(removed)
 
     # Loading the producers (kafka-storage 5.2, step 10, and 9.8).
 

@@ -402,7 +402,7 @@ class Transaction:
         """Raise `InvalidTransactionState` if only `abort` is possible."""
         if self._is_broken:
             raise InvalidTransactionState(
-                f"transactional id {self.state.transactional_id!r}: an append of this transaction has failed, so it "
+                f"transactional id {self.state.transactional_id!r}: a call of this transaction has failed, so it "
                 "can only be aborted; abort it, and begin another"
             )
 

@@ -587,8 +587,7 @@ class Workload:
     ) -> bool:
         """Call `action`, which appends these records; return whether it succeeded."""
         first = partition.log_end_offset
-        for offset, record in enumerate(sent, start=first):
-            self.allowed[name].setdefault(offset, set()).add(record)
+        self._allow(name, first, sent)
         self._note()
         is_done = self.step(action)
         # A write of several batches may stop half-way: the log end offset shows how much was written.
@@ -596,6 +595,11 @@ class Workload:
         assert done in (0, len(sent)) or len(sent) > 1
         self.logs[name] += sent[:done]
         return is_done
+
+    def _allow(self, name: str, first: int, sent: list[Sent]) -> None:
+        """Allow these records from the offset `first` on."""
+        for offset, record in enumerate(sent, start=first):
+            self.allowed[name].setdefault(offset, set()).add(record)
 
     def fetch(self, name: str, source: str) -> None:
         """Append the batches of another partition that this one lacks, as a mirror does."""
@@ -652,8 +656,7 @@ class Workload:
         sent = {name: [Sent(value, self.now_ms) for value in values[name]] for name in values}
         self.commits.append(SentCommit(writer, sequence, values))
         for name, first in before.items():
-            for offset, record in enumerate(sent[name], start=first):
-                self.allowed[name].setdefault(offset, set()).add(record)
+            self._allow(name, first, sent[name])
         self._note()
         done = self.step(lambda: self.store.commit(writer, sequence, staged))
         for name, first in before.items():

@@ -6,7 +6,7 @@ import errno
 import os
 from collections import Counter
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
@@ -201,37 +201,41 @@ def test_an_error_while_a_store_recovers_loses_nothing(what: str) -> None:
     action = crashdisk.AFTER_A_CRASH[what]
     kinds: Counter[str] = Counter()
     for state in first_states(2, SEED):
-        seen = _recovery_calls(state, action)
+        seen = _recover(state, action).calls
         stride = -(-seen // max(RUNS // 4, 1))
         for at in range(SEED % stride, seen, stride):
-            with crashdisk.scratch() as root:
-                crashdisk.write_image(root, state.image)
-                disk = FaultDisk(root, at, (errno.EIO, errno.ENOSPC)[at % 2])
-                try:
-                    with suppress(LogfsError, OSError):
-                        action(root, disk)
-                finally:
-                    disk.close()
-                kinds.update(disk.failed)
-                after = crashdisk.read_image(root)
+            run = _recover(state, action, at, (errno.EIO, errno.ENOSPC)[at % 2])
+            kinds.update(run.failed)
             try:
-                crashdisk.verify_state(state._replace(image=after))
+                crashdisk.verify_state(state._replace(image=run.image))
             except AssertionError as error:
-                raise AssertionError(f"call {at} of {seen}, {disk.failed}: {error}") from error
+                raise AssertionError(f"call {at} of {seen}, {run.failed}: {error}") from error
     print(f"{what}: {dict(kinds)}")
     assert kinds
 
 
-def _recovery_calls(state: State, action: Callable[[Path, Disk], None]) -> int:
-    """Return the number of disk calls of an action after a power cut."""
+class Recovery(NamedTuple):
+    """An action after a power cut: its number of disk calls, the kinds of those that failed, and what it left."""
+
+    calls: int
+    failed: list[str]
+    image: crashdisk.Image
+
+
+def _recover(
+    state: State, action: Callable[[Path, Disk], None], at: int = -1, number: int = 0
+) -> Recovery:
+    """Call an action after a power cut. The disk call `at` of it fails with the errno `number`."""
     with crashdisk.scratch() as root:
         crashdisk.write_image(root, state.image)
-        disk = FaultDisk(root)
+        disk = FaultDisk(root, at, number)
         try:
             action(root, disk)
+        except (LogfsError, OSError):
+            assert disk.failed
         finally:
             disk.close()
-    return disk.calls
+        return Recovery(disk.calls, disk.failed, crashdisk.read_image(root))
 
 
 def open_work(root: object, at_kind: str) -> Workload:
@@ -250,13 +254,12 @@ def fail_next(work: Workload, kind: str, number: int, *, persistent: bool = Fals
     """Make the next call of a kind fail, whatever calls come before it."""
     disk = work.disk
     assert isinstance(disk, FaultDisk)
-    disk.armed = True
+    disk.armed, disk.number = True, number
     plain = disk._may_fail
 
     def may_fail(called: str, path: object) -> None:
         if called == kind and (persistent or not disk.failed):
-            disk.failed.append(called)
-            raise OSError(number, os.strerror(number), str(path))
+            disk.inject(called, path)
         plain(called, path)
 
     disk._may_fail = may_fail  # type: ignore[method-assign]

@@ -115,7 +115,7 @@ class EntryCollector:
         data = entries.blocks[0]
         assert isinstance(data, bytearray)
         data += packed
-        # Recovery comes here for each entry: `_replace` takes three times as long.
+        # Recovery comes here for each entry: `_replace` takes twice as long.
         _, per_block, blocks, has_rest, reopens = entries
         return Entries(len(data) // self._entry.size, per_block, blocks, has_rest, reopens)
 
