@@ -253,8 +253,10 @@ class Partition:
     def truncate(self, offset: int) -> None:
         """Remove the records at or above an offset for ever.
 
-        As in Kafka, the batch that contains the offset is removed as a whole, earlier records included. Raises
-        `OffsetOutOfRange` for a negative offset, and for one below the local segments of a tiered log.
+        As in Kafka, the batch that contains the offset is removed as a whole, earlier records included. If a finished
+        transaction loses its end, but not its first records, a new end with an offset of its own is appended, and its
+        records stay committed or aborted. Raises `OffsetOutOfRange` for a negative offset, and for one below the
+        local segments of a tiered log.
         """
         self._store._for_writing(self.name).truncate(self.name, offset)
 

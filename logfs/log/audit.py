@@ -30,6 +30,7 @@ from logfs.format.text.rendering import NO_TEXT
 from logfs.log.disk.disk import Gone
 from logfs.log.segment.batch_iterator import Damage
 from logfs.log.segment.batch_scanner import scan_ahead, text_size
+from logfs.log.segment.txn_index import aborted_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -157,8 +158,8 @@ def audit(
                 # The offset at which damage ends is known only at the segment's end: it is `next_offset`.
                 found = found._replace(next_offset=max(found.next_offset, segment.next_offset))
             is_below = found.first_offset < log_start_offset >= found.next_offset
-            tell = note if is_below else error
-            yield tell(segment.path, str(found))
+            yield (note if is_below else error)(segment.path, str(found))
+            transactions.pass_damage(found)
             for index in indexes:
                 index.pass_damage(found)
             text = text.plus(text_size(found))
@@ -549,6 +550,7 @@ class _TransactionAudit:
         # For each abort marker, by (producer id, offset): the offset of the producer's previous marker, and the first
         # offset of the transaction. Each of the two is -1 if it is not in the segment.
         self._aborts: dict[tuple[int, int], tuple[int, int]] = {}
+        self._unread: list[Damage] = []
 
     def note(self, batch: Batch) -> Iterator[Finding]:
         """Note the next transactional or control batch; yield an error for a control batch that cannot be read."""
@@ -574,6 +576,10 @@ class _TransactionAudit:
         if marker.control_type is ControlType.ABORT:
             self._aborts[producer_id, offset] = before, first
 
+    def pass_damage(self, damage: Damage) -> None:
+        """Expect no markers for the entries whose markers are damaged."""
+        self._unread.append(damage)
+
     def look_up(self) -> Iterator[Finding]:
         """Compare the transaction index with the abort markers in the log, after the last call of `note`.
 
@@ -589,6 +595,11 @@ class _TransactionAudit:
         except Corrupt as why:
             yield error(index.path, str(why))
             return
+        unread = {
+            (each.producer_id, each.last_offset)
+            for damage in self._unread
+            for each in aborted_in(index.entries, damage)
+        }
         wrong = {
             key
             for key, (before, first) in self._aborts.items()
@@ -596,7 +607,7 @@ class _TransactionAudit:
         }
         if not self._segment.gaps:
             # An entry without a marker is wrong only in a log that is not compacted: compaction may remove markers.
-            wrong |= firsts.keys() - self._aborts.keys()
+            wrong |= firsts.keys() - self._aborts.keys() - unread
         for producer_id, offset in sorted(wrong)[:1]:
             text = f"the entry of producer {producer_id} that ends at offset {offset} matches no abort in the log"
             yield _index_error(self._segment, index.path, text)

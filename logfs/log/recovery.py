@@ -38,6 +38,7 @@ from logfs.log.segment.index_builder import IndexBuilder
 from logfs.log.segment.segment import Segment
 from logfs.log.segment.segment_end import UNMEASURED, SegmentEnd
 from logfs.log.segment.segment_listing import list_segments
+from logfs.log.segment.txn_index import aborted_in
 from logfs.log.state.leader_epochs import LeaderEpochs
 from logfs.log.state.producer_snapshots import ProducerSnapshots
 from logfs.log.state.producers import Producers, deciding_batches
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from logfs.config import LogConfig
+    from logfs.format.files.aborted_transactions import AbortedTransaction
     from logfs.log.disk.disk import Disk
     from logfs.log.segment.batch_scanner import ScannedBatches
     from logfs.log.segment.segment_listing import Files
@@ -591,6 +593,7 @@ class _LogLoader:
         segment.resume_unread(size)
         config = self.config
         builder = IndexBuilder(segment, config.index_interval_bytes, config.segment_index_bytes)
+        before = self._aborted(segment)
         segment.txn_index.collect()
         damaged: list[Damage] = []
         for found in survey(segment, 0, segment.base_offset):
@@ -607,6 +610,9 @@ class _LogLoader:
                     found = found._replace(next_offset=after)
                 damaged.append(found)
                 builder.add(found)
+                for aborted in aborted_in(before, found):
+                    if self.producers.abort(aborted):
+                        segment.txn_index.append(aborted)
                 logger.error("%s", found.error(segment.path))
                 continue
             self.progress(found.end - found.position)
@@ -622,6 +628,15 @@ class _LogLoader:
             segment.close()
         self.producers_end = builder.end
         self.snapshots.write_if_room(builder.end, self.producers)
+
+    def _aborted(self, segment: Segment) -> Sequence[AbortedTransaction]:
+        """Return the entries of a segment's transaction index before it is rebuilt; none if it is malformed."""
+        if names.TXN_INDEX not in self.listing[segment.base_offset]:
+            return ()
+        try:
+            return segment.txn_index.entries
+        except Corrupt:
+            return ()
 
     def _is_torn(self, segment: Segment, damage: Damage, size: int, *, is_last: bool) -> bool:
         """Whether `damage` is a torn tail of a segment: what a crash left at the end of a file of `size` bytes.

@@ -294,6 +294,8 @@ class Groups:
             yield
 
     def _holders(self, group: str, wanted: TopicPartition) -> list[_Replay]:
+        if self._registry.is_half_deleted(wanted.directory):
+            return []
         return [replay for replay in self._replays if group in replay.commits.get(wanted, ())]
 
 

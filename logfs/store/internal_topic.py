@@ -130,6 +130,13 @@ class InternalTopic:
                 reason = offline[name.directory]
                 raise PartitionFailed(f"{name.directory}: {self.what} are offline: {reason}")
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all partitions of the topic that exist can be read."""
+        return self.registry.is_whole and not partitions_of(
+            self.topic, self.registry.offline.copy()
+        )
+
     def check_open(self, *names: str, may_be_absent: bool = False) -> None:
         """Raise `InvalidStore` if the topic has a partition in a log directory of the store that is not open.
 

@@ -218,9 +218,11 @@ class PartitionLoader:
     def _scan(self, log_dir: LogDir) -> move_recovery.FoundDirectories:
         """Return the partition directories in a log directory.
 
-        Unless the store is read-only, also schedule the directories that end in `-delete` for removal.
+        Unless the store is read-only, also schedule the directories that end in `-delete` for removal. Set
+        `LogDir.half_deleted`.
         """
         found = move_recovery.FoundDirectories([], [], [])
+        log_dir.half_deleted = set()
         for entry in log_dir.disk.scan(log_dir.path):
             if not entry.is_directory:
                 continue
@@ -232,9 +234,12 @@ class PartitionLoader:
                 logger.info("%s: is not a partition, ignored", log_dir.path / entry.name)
                 continue
             path = log_dir.path / entry.name
-            if kind is DirectoryKind.DELETED and not self._registry.read_only:
+            if kind is DirectoryKind.DELETED:
                 kept = Deletion.read(log_dir.disk, path)
-                self._registry.deletions[path] = kept.due_ms if kept else self._registry.clock()
+                if kept is not None and not kept.is_finished:
+                    log_dir.half_deleted.add(kept.partition)
+                if not self._registry.read_only:
+                    self._registry.deletions[path] = kept.due_ms if kept else self._registry.clock()
             elif kind is DirectoryKind.NORMAL and name.topic != "__cluster_metadata":
                 found.partitions.append((name, path, entry.identity))
             elif kind is DirectoryKind.FUTURE:

@@ -256,6 +256,17 @@ class PartitionRegistry:
                     return topic_id
         return None
 
+    def is_half_deleted(self, name: str) -> bool:
+        """Whether a partition does not exist, because it was deleted, but its committed offsets may be left.
+
+        A store that is opened for writing removes them when all of its log directories are open.
+        """
+        return (
+            name not in self.homes
+            and any(name in each.half_deleted for each in self.log_dirs)
+            and self.is_whole
+        )
+
     def check_absent(self, name: str) -> None:
         """Raise `InvalidStore` if a log directory in `missing_log_dirs` has a partition of this name."""
         for path in self.missing_log_dirs:

@@ -6,7 +6,7 @@ import logging
 import os
 import time
 import uuid
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING
 
 from logfs.errors import (
@@ -422,7 +422,7 @@ class Store:
         """
         self._check_writable(name)
         restored = self.deleter.undelete(name)
-        self.transactions.settle(writable(restored))
+        self.transactions.end_hanging(writable(restored), restored=True)
         return restored
 
     def undelete_all(self, name: str) -> list[Log]:
@@ -444,14 +444,19 @@ class Store:
     def truncate(self, name: str, offset: int, *, mirror_of: str | None = None) -> bool:
         """Remove the records of a partition at or above an offset irrevocably; return whether anything changed.
 
-        A batch that straddles `offset` is removed whole. Only the process that mirrors a cluster may truncate a
+        A batch that straddles `offset` is removed whole. If the marker of a finished transaction is removed, but not
+        its first records, the marker is appended again. Only the process that mirrors a cluster may truncate a
         mirrored topic: it must give the topic's `logfs.mirror.source` as `mirror_of`. Raises `NotWritable`, and
         `OffsetOutOfRange` for a negative offset, and for one whose record is only in the object store.
         """
         if offset < 0:
             raise OffsetOutOfRange(f"{name}: cannot truncate at offset {offset}: give 0 or more")
         partition = self.writable(name)
-        with self.registry.lock:
+        # The markers of a mirrored topic come from the mirrored cluster.
+        keeping = (
+            self.transactions.truncating(partition, offset) if mirror_of is None else nullcontext()
+        )
+        with keeping, self.registry.lock:
             self._check_changeable(partition, mirror_of)
             partition.check_truncatable(offset)
             self.commits.clear_place(name)

@@ -11,6 +11,9 @@ transaction appends to the partitions a-0 and b-0, and commits:
 After a crash, `finish` aborts a transaction whose status is ONGOING, and does steps 3 and 4 for one whose status is
 PREPARE_COMMIT. It finds every partition with records of an open transaction, because the status ONGOING that names a
 partition is durable before records are appended to it.
+
+A transaction is hanging in a partition if it has ended, but its marker is not in the log: the log was truncated, or
+the marker is damaged. `end_hanging` appends another marker.
 """
 
 from __future__ import annotations
@@ -45,7 +48,6 @@ from logfs.store.internal_topic import InternalTopic, Replay
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from logfs.format.base.names import TopicPartition
     from logfs.format.batches.batch import Batch
     from logfs.format.batches.record import Value
     from logfs.log.append.partition import Partition
@@ -148,8 +150,9 @@ class Transactions:
 
         A transaction is decided if its status is `PREPARE_COMMIT` or `PREPARE_ABORT`. An open transaction was left
         behind if an earlier process of logfs began it, or if a broker's producer began it and its timeout has passed.
-        Transactions that this object has begun are left alone. If a transaction cannot be ended, the error is logged,
-        and the next call tries again. Raises `OSError` if `__transaction_state` cannot be read.
+        Transactions that this object has begun are left alone. Then hanging transactions are ended in the loaded
+        partitions. If a transaction cannot be ended, the error is logged, and the next call tries again. Raises
+        `OSError` if `__transaction_state` cannot be read.
         """
         with self._registry.disk.hold(self._lock):
             for state in self._states().values():
@@ -169,6 +172,11 @@ class Transactions:
                     logger.error(
                         "transactional id %s: is not ended yet: %s", state.transactional_id, error
                     )
+            for name, log in self._registry.written().items():
+                try:
+                    self.end_hanging(log)
+                except (LogfsError, OSError) as error:
+                    logger.error("%s: a transaction is not ended yet: %s", name, error)
 
     def _states(self) -> dict[str, TransactionState]:
         """Return the state of each transactional id, by id. The caller must hold `_lock`.
@@ -228,25 +236,66 @@ class Transactions:
                     ) from None
         return found
 
-    def settle(self, log: Partition) -> None:
-        """Abort, in a restored partition, the transactions that have ended while the partition was deleted.
+    def end_hanging(self, log: Partition, *, restored: bool = False) -> None:
+        """End the hanging transactions in a partition, durably.
 
-        `log` is the restored partition. Its records of these transactions were never committed. Nothing is done in a
-        partition of a mirrored topic, which gets its markers from the other cluster. Raises `LogfsError` or `OSError`
-        if a marker cannot be appended and flushed.
+        If the transaction is the last one of its transactional id, its marker tells how it has ended. It aborts an
+        earlier one, because nothing tells how that has ended. Transactions of brokers' producers stay open.
+
+        `restored` means that the partition was deleted, and is restored: its records of transactions that have ended
+        meanwhile were never committed, so all of these are aborted, those of brokers' producers included.
+
+        Does nothing in a partition of a mirrored topic, which gets its markers from the other cluster, and while the
+        states of some transactions are not known. Raises `LogfsError` or `OSError` if a marker cannot be appended and
+        flushed.
         """
         with self._registry.disk.hold(self._lock):
-            if log.config.logfs_mirror_source or not log.producers.open_transactions():
-                # The markers of a mirrored topic come from the mirrored cluster.
+            hanging = log.producers.open_transactions()
+            if not hanging or log.config.logfs_mirror_source:
                 return
             by_producer = {state.producer_id: state for state in self._states().values()}
-            for producer_id in log.producers.open_transactions():
-                state = by_producer.get(producer_id)
-                if state is None or log.name in state.partitions:
-                    # Leave this transaction open: its state is unknown (a broker's producer), or it has not ended.
+            if not self._topic.is_whole:
+                return
+            ended = False
+            for producer_id in hanging:
+                state, epoch = by_producer.get(producer_id), log.producers[producer_id].epoch
+                if state is None or log.name in state.partitions or epoch > state.producer_epoch:
+                    # The transaction is open, or its state is lost.
                     continue
-                _write_marker(log, producer_id, log.producers[producer_id].epoch, commit=False)
-            log.flush()
+                if restored or producer_id >= _FIRST_PRODUCER_ID:
+                    is_last = epoch == state.producer_epoch and not restored
+                    commit = is_last and state.status is TransactionStatus.COMPLETE_COMMIT
+                    _end_hanging(log, producer_id, commit=commit)
+                    ended = True
+            if ended:
+                log.flush()
+
+    @contextmanager
+    def truncating(self, log: Partition, offset: int) -> Iterator[None]:
+        """Have the transactions that have ended keep their ends, while the caller truncates a partition to `offset`.
+
+        Of a transaction whose marker is removed, but not its first records, appends a marker of the same kind, and
+        flushes it. If a crash comes before the flush, `end_hanging` ends the transaction. Does nothing for brokers'
+        producers, whose transactions are open again, as in Kafka. Raises the errors of `end_hanging`.
+        """
+        with self._registry.disk.hold(self._lock):
+            before = log.producers.open_transactions()
+            aborted = {
+                (entry.producer_id, entry.first_offset)
+                for segment in log.state.segments_from(offset)
+                if not segment.is_tiered
+                for entry in segment.txn_index.entries
+            }
+            yield
+            hanging = {
+                producer_id: first
+                for producer_id, first in log.producers.open_transactions().items()
+                if producer_id >= _FIRST_PRODUCER_ID and before.get(producer_id) != first
+            }
+            for producer_id, first in hanging.items():
+                _end_hanging(log, producer_id, commit=(producer_id, first) not in aborted)
+            if hanging:
+                log.flush()
 
     def _write(
         self, state: TransactionState, status: TransactionStatus, *, durable: bool
@@ -290,11 +339,14 @@ class Transactions:
         """Whether a transaction has not ended, and no later transaction has the same id."""
         return self._running.get(transaction.state.transactional_id) is transaction
 
-    def add(self, transaction: Transaction, name: TopicPartition) -> None:
-        """Record durably that a transaction appends to the partition `name`. The caller must hold `_lock`."""
+    def add(self, transaction: Transaction, log: Partition) -> None:
+        """Record durably that a transaction appends to a partition. The caller must hold `_lock`."""
         state = transaction.state
-        if name not in state.partitions:
-            state = state._replace(partitions=(*state.partitions, name))
+        if log.name not in state.partitions:
+            if log.producers[state.producer_id].transaction_start is not None:
+                # An earlier transaction of this id hangs: this one would end it, too.
+                self.end_hanging(log)
+            state = state._replace(partitions=(*state.partitions, log.name))
             transaction.state = self._write(state, TransactionStatus.ONGOING, durable=True)
 
     def end(self, transaction: Transaction, *, commit: bool) -> None:
@@ -382,7 +434,7 @@ class Transaction:
         # the marker.
         log.check_appendable()
         self.check_whole()
-        self._transactions.add(self, log.name)
+        self._transactions.add(self, log)
         self._is_broken = True
         first, self._sequences[log] = log.append_transactional(
             records,
@@ -467,6 +519,11 @@ def _write_marker(log: Partition, producer_id: int, producer_epoch: int, *, comm
     log.end_transaction(
         producer_id, producer_epoch, commit=commit, coordinator_epoch=coordinator_epoch
     )
+
+
+def _end_hanging(log: Partition, producer_id: int, *, commit: bool) -> None:
+    """Append the marker that ends the hanging transaction of a producer."""
+    _write_marker(log, producer_id, log.producers[producer_id].epoch, commit=commit)
 
 
 def _age(state: TransactionState) -> tuple[int, int]:

@@ -124,7 +124,11 @@ def changes_until_killed(log_dir: Path, clock: Clock, most: int, *, deletes: boo
             patch.setattr(Disk, change, counted(getattr(Disk, change)))
         store.topic("keys").delete() if deletes else store.topic("keys").undelete()
     abandon(store)
+    with Store(log_dir, clock=clock, read_only=True) as store:
+        shown = sorted(store), list(store.groups)
     with Store(log_dir, clock=clock) as store:
+        # A store that was opened read-only shows what the next opening for writing leaves.
+        assert (sorted(store), list(store.groups)) == shown
         if not store.registry.partitions_of("keys"):
             # Nothing is left that another topic of the name would inherit.
             assert not store.settings.topic_overrides("keys")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
@@ -25,9 +26,10 @@ from logfs.log.append.partition import Partition
 from logfs.log.segment.batch_iterator import DamagedRange
 from logfs.store.store import Store
 from tests.support import crashdisk
+from tests.support.batches import Producer
 from tests.support.examples import seed_of
 from tests.support.requirements import DEEP
-from tests.support.stores import Clock, errors_of
+from tests.support.stores import Clock, errors_of, set_topic
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -447,3 +449,132 @@ def test_a_power_cut_at_any_step_leaves_all_or_nothing() -> None:
         with crashdisk.scratch() as root:
             crashdisk.write_image(root, state.image)
             check_image(root, state.oracle, names)  # type: ignore[arg-type]
+
+
+def append_in(store: Store, name: str, *values: bytes, commit: bool) -> None:
+    """Append records in a transaction of the id "id", and end it."""
+    transaction = store.transactions.begin("id")
+    transaction.append(name, values)
+    (transaction.commit if commit else transaction.abort)()
+
+
+@pytest.mark.drawn(12)
+@pytest.mark.parametrize("seed", range(60))
+def test_a_truncation_keeps_how_transactions_have_ended(
+    log_dir: Path, clock: Clock, seed: int
+) -> None:
+    """Each record that is left is shown or hidden as before, whatever the same id does next, also after a restart."""
+    chance = random.Random(seed)
+    # The value, whether it is shown, and the offset of each record.
+    model: list[tuple[bytes, bool, int]] = []
+    with Store(log_dir, clock=clock) as store:
+        store.create("a-0")
+        set_topic(store, "a", segment_bytes=chance.choice((200, 10_000)))
+    for number in range(4):
+        with Store(log_dir, clock=clock) as store:
+            log = store["a-0"]
+            for step in range(8):
+                values = [b"%d %d %d" % (number, step, n) for n in range(chance.randint(1, 3))]
+                commit, first = chance.random() < 0.5, log.log_end_offset
+                if chance.random() < 0.5:
+                    append_in(store, "a-0", *values, commit=commit)
+                elif chance.random() < 0.5:
+                    commit, first = True, log.append(values)
+                else:
+                    at, end = chance.randrange(log.log_end_offset + 1), log.log_end_offset
+                    store.truncate("a-0", at)
+                    cut = log.state.truncations[-1] if at < end else end
+                    model = [each for each in model if each[2] < cut]
+                    values = []
+                model += [(value, commit, first + n) for n, value in enumerate(values)]
+                assert committed(log) == [value for value, shown, _ in model if shown]
+                assert log.last_stable_offset == log.log_end_offset
+        assert errors_of([log_dir]) == []
+
+
+@pytest.mark.parametrize("commit", [True, False])
+@pytest.mark.parametrize("later", [None, True, False])
+def test_a_transaction_without_its_marker_is_ended_by_the_next_opening(
+    log_dir: Path, clock: Clock, *, commit: bool, later: bool | None
+) -> None:
+    """As its state says, which a power cut after a truncation leaves; an earlier one of the same id is aborted."""
+    with Store(log_dir, clock=clock) as store:
+        store.create("a-0")
+        store.create("b-0")
+        append_in(store, "a-0", b"x", commit=commit)
+        if later is not None:
+            append_in(store, "b-0", b"y", commit=later)
+        # A truncation as a crash leaves it before the marker is appended again.
+        store["a-0"].truncate(1)
+        store["a-0"].append([b"behind"])
+        assert committed(store["a-0"]) == []
+    with Store(log_dir, clock=clock) as store:
+        is_shown = commit and later is None
+        expected = [b"x", b"behind"] if is_shown else [b"behind"]
+        assert committed(store["a-0"]) == expected
+        append_in(store, "a-0", b"next", commit=True)
+        assert committed(store["a-0"]) == [*expected, b"next"]
+    assert errors_of([log_dir]) == []
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_the_next_transaction_of_an_id_does_not_end_one_that_hangs(
+    store: Store, *, commit: bool
+) -> None:
+    """A transaction without its marker is ended before the next one of its id appends to the partition."""
+    store.create("a-0")
+    append_in(store, "a-0", b"x", commit=commit)
+    store["a-0"].truncate(1)
+    append_in(store, "a-0", b"y", commit=not commit)
+    assert committed(store["a-0"]) == ([b"x"] if commit else [b"y"])
+
+
+def test_a_brokers_transaction_without_its_marker_stays_open(store: Store) -> None:
+    """As in Kafka: nothing here tells how it has ended."""
+    orders = store.create("a-0")
+    producer = Producer(orders, 7)
+    producer.send("k")
+    producer.end(commit=True)
+    store.truncate("a-0", 1)
+    store.transactions.finish()
+    assert orders.log_end_offset == 1
+    assert orders.last_stable_offset == 0
+
+
+@pytest.mark.parametrize(
+    ("damage", "is_last"),
+    [
+        ("a flipped bit", True),
+        ("a flipped bit", False),
+        ("a missing byte", True),
+        ("nothing left", True),
+    ],
+)
+def test_aborted_records_stay_hidden_if_their_marker_is_damaged(
+    tmp_path: Path, clock: Clock, damage: str, *, is_last: bool
+) -> None:
+    """The transaction index tells how the transaction has ended, for every way to open the log."""
+    path, shown = tmp_path / "damaged", [b"shown"]
+    with Store(path, clock=clock, create=True) as store:
+        log = store.create("a-0")
+        log.append(shown)
+        append_in(store, "a-0", b"hidden", commit=False)
+        file, size = log.active.path, log.size_bytes
+        if not is_last:
+            shown.append(b"behind")
+            log.append([b"behind"])
+    data = bytearray(file.read_bytes())
+    if damage == "a flipped bit":
+        data[size - 1] ^= 1
+    else:
+        del data[size - (1 if damage == "a missing byte" else 78) :]
+    file.write_bytes(data)
+    for read_only in (True, False, True, False):
+        with Store(path, clock=clock, read_only=read_only) as store:
+            assert committed_past_damage(store["a-0"]) == shown
+    with Store(path, clock=clock, recover=True) as store:
+        append_in(store, "a-0", b"next", commit=True)
+        assert committed_past_damage(store["a-0"]) == [*shown, b"next"]
+    errors = errors_of([path])
+    assert len(errors) == 1, errors
+    assert "offsets 2 to 2 are damaged" in str(errors[0])

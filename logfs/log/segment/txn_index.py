@@ -9,10 +9,11 @@ from logfs.format.files.aborted_transactions import ENTRY, AbortedTransaction, p
 from logfs.log.disk.named_file import NamedFile
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from logfs.log.disk.disk import Disk, File
+    from logfs.log.segment.batch_iterator import Damage
 
 
 class TransactionIndex(NamedFile):
@@ -145,3 +146,12 @@ class TransactionIndex(NamedFile):
         self._file = None
         if self._disk.writable:
             self._entries = None
+
+
+def aborted_in(
+    entries: Sequence[AbortedTransaction], damage: Damage
+) -> Iterator[AbortedTransaction]:
+    """Yield the transactions whose abort markers are in the damaged offsets, where only the entries tell of them."""
+    for entry in entries:
+        if damage.first_offset <= entry.last_offset < damage.next_offset:
+            yield entry

@@ -17,6 +17,7 @@ from logfs.format.base.batch_rows import NEXT_OFFSET, SPAN_BASE_OFFSET
 from logfs.format.files.producer_snapshot import format_snapshot, parse_snapshot
 from logfs.log.segment.batch_iterator import Damage
 from logfs.log.segment.batch_scanner import scan_from
+from logfs.log.segment.txn_index import aborted_in
 from logfs.log.state.producers import Producers, deciding_batches
 
 if TYPE_CHECKING:
@@ -225,15 +226,18 @@ class ProducerSnapshots:
 
 
 def replay(producers: Producers, segment: Segment, start: int, end: int) -> None:
-    """Update `producers` with the batches of a segment that have offsets in [start, end). Damage is skipped.
+    """Update `producers` with the batches of a segment that have offsets in [start, end).
 
-    The segment's transaction index may lack transactions that these batches abort, if a broker writes the log. They
-    are added to the index in memory (`TransactionIndex.supplement`).
+    Where a marker is damaged, the segment's transaction index may tell that it was an abort marker. The index may
+    lack transactions that these batches abort, if a broker writes the log. They are added to the index in memory
+    (`TransactionIndex.supplement`).
     """
     if segment.base_offset >= end or segment.next_offset <= start:
         return
     for found in scan_from(segment, start):
         if isinstance(found, Damage):
+            for entry in aborted_in(segment.txn_index.entries, found):
+                producers.abort(entry)
             continue
         rows = found.rows
         is_inside = (rows[:, NEXT_OFFSET] > start) & (rows[:, SPAN_BASE_OFFSET] < end)

@@ -298,6 +298,18 @@ class Producers:
             header.producer_id, start, end, end + 1 if stable is None else stable
         )
 
+    def abort(self, aborted: AbortedTransaction) -> bool:
+        """End the open transaction that `aborted` tells of, because its marker cannot be read.
+
+        Returns False, and changes nothing, if the producer has no such transaction open.
+        """
+        producer = self[aborted.producer_id]
+        if producer.transaction_start != aborted.first_offset:
+            return False
+        self._producers[aborted.producer_id] = replace(producer, transaction_start=None)
+        self.first_unstable_offset = self._first_open()
+        return True
+
     def expire(self, now_ms: int, expiration_ms: int) -> None:
         """Forget the producers without an open transaction that have been idle for `expiration_ms`."""
         idle = [

@@ -130,6 +130,8 @@ class LogDir:
         self.live = self.clean = self.is_brokers = False
         # Whether the names of the partitions in the directory have been read.
         self.is_known = False
+        # The names of the partitions whose deletion a kill has ended, so that their committed offsets may be left.
+        self.half_deleted: set[str] = set()
         self.recovery_points: dict[TopicPartition, int] = {}
         self.log_starts: dict[TopicPartition, int] = {}
         self.cleaner_offsets: dict[TopicPartition, int] = {}
