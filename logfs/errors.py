@@ -49,6 +49,10 @@ class InvalidName(LogfsError, ValueError):
     """An argument is invalid: for example a name, an offset, a time, a range, a number, a command or an option."""
 
 
+class InvalidUsage(InvalidName):
+    """The words of a command line are wrong, such as an option's value. The command exits with code 2."""
+
+
 class UnknownPartition(LogfsError, _MissingKey):
     """The store has no partition or topic of the given name."""
 

@@ -23,6 +23,11 @@ def checked_number(what: str, number: object) -> int:
     return index(number)
 
 
+def checked_offset(what: str, offset: object) -> int | None:
+    """Return an offset as an int; None stays None. Raises `TypeError` for other types, as `checked_number` does."""
+    return None if offset is None else checked_number(what, offset)
+
+
 def checked_timeout(timeout: object) -> float | None:
     """Return a timeout in seconds. None means that there is no timeout.
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from logfs.api.store import Store
     from logfs.log.read.log import Log
+    from logfs.log.read.read_committed import IsolationLevel
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ class Consumer:
         *,
         begin: Literal["earliest", "latest"] | int | datetime,
         timeout: float | None,
-        isolation: str,
+        isolation: IsolationLevel,
         auto_commit: bool,
     ) -> None:
         engine = store._engine

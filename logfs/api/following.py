@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from logfs.api.store import Store
     from logfs.format.batches.record import Record
     from logfs.log.read.log import Log
+    from logfs.log.read.read_committed import IsolationLevel
     from logfs.log.read.reader import Reader
 
 R = TypeVar("R")
@@ -49,7 +50,7 @@ class Following(Generic[R]):
         offsets: Mapping[str, int],
         make: Callable[[Partition, Record], R],
         timeout: float | None,
-        isolation: str,
+        isolation: IsolationLevel,
     ) -> None:
         """Follow the partitions that `partitions` returns. Each read calls this function, to find new partitions.
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from logfs.api.arguments import checked_number
+from logfs.api.arguments import checked_number, checked_offset
 from logfs.api.columns import PartitionColumns
 from logfs.api.following import Following
 from logfs.api.records import as_record
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from logfs.api.store import Store
     from logfs.format.batches.record import Headers, Record, Value
     from logfs.log.append.partition import Partition as Log
+    from logfs.log.read.read_committed import IsolationLevel
     from logfs.log.read.reader import OffsetAndTimestamp, Reader
 
 
@@ -63,7 +65,7 @@ class Partition:
         """The number of the partition in its topic."""
         return self._parsed.partition
 
-    def _reader(self, isolation: str = "read_uncommitted") -> Reader:
+    def _reader(self, isolation: IsolationLevel = "read_uncommitted") -> Reader:
         return self._store._log(self.name).isolated(isolation_level(isolation))
 
     def _writable(self) -> Log:
@@ -122,9 +124,9 @@ class Partition:
         batch, so that a crash leaves all of them or none. Raises the errors of `append`, also `RecordTooLarge` if the
         records do not fit in one batch.
         """
-        many = (
-            [*records] if not isinstance(records, (bytes, bytearray, memoryview, str)) else records
-        )
+        # The engine refuses these types: each of them is one value, or has keys.
+        refused = (bytes, bytearray, memoryview, str, Mapping)
+        many = records if isinstance(records, refused) else [*records]
         first = self._writable().append(many, in_one_batch=in_one_batch)
         return range(first, first + len(many))
 
@@ -139,7 +141,7 @@ class Partition:
         offset: int | None = None,
         end: int | None = None,
         *,
-        isolation: str = "read_uncommitted",
+        isolation: IsolationLevel = "read_uncommitted",
     ) -> Iterator[Record]:
         """Yield the records in [offset, end), by default from the log start to the log end.
 
@@ -150,7 +152,8 @@ class Partition:
         Raises `OffsetOutOfRange`, `StoreClosed` and, at damage, `DamagedRange`, whose `next_offset` is the offset at
         which reading can go on.
         """
-        return self._while_open(self._reader(isolation).read(offset, end))
+        first, stop = checked_offset("offset", offset), checked_offset("end", end)
+        return self._while_open(self._reader(isolation).read(first, stop))
 
     def _while_open(self, records: Iterator[Record]) -> Iterator[Record]:
         store = self._store
@@ -159,7 +162,9 @@ class Partition:
                 _ = store._engine
             yield record
 
-    def last(self, count: int, *, isolation: str = "read_uncommitted") -> Iterator[Record]:
+    def last(
+        self, count: int, *, isolation: IsolationLevel = "read_uncommitted"
+    ) -> Iterator[Record]:
         """Yield the last `count` records; all of them if there are fewer.
 
         Raises `ValueError` for a negative `count`, and the errors of `read`.
@@ -171,7 +176,9 @@ class Partition:
         last = islice(reader.read(reader.offset_of_last(count)), count)
         return self._while_open(last)
 
-    def record(self, offset: int, *, isolation: str = "read_uncommitted") -> Record | None:
+    def record(
+        self, offset: int, *, isolation: IsolationLevel = "read_uncommitted"
+    ) -> Record | None:
         """Return the record at an offset; None if compaction has removed it, or if it is hidden from readers.
 
         Control records are hidden; with "read_committed", records of aborted transactions are hidden, too. Raises
@@ -179,7 +186,9 @@ class Partition:
         """
         return self._reader(isolation).record(checked_number("offset", offset))
 
-    def newest(self, key: Value, *, isolation: str = "read_uncommitted") -> Record | None:
+    def newest(
+        self, key: Value, *, isolation: IsolationLevel = "read_uncommitted"
+    ) -> Record | None:
         """Return the newest record with a key; None if there is none, or if it is a tombstone.
 
         The first call reads the log to build an index of the keys. If an index is saved on the disk, it reads only
@@ -191,7 +200,7 @@ class Partition:
         return self._reader(isolation).newest(plain)
 
     def offset_for_time(
-        self, timestamp: int | datetime, *, isolation: str = "read_uncommitted"
+        self, timestamp: int | datetime, *, isolation: IsolationLevel = "read_uncommitted"
     ) -> OffsetAndTimestamp | None:
         """Return the offset and the time of the first record at or after a time; None if there is none."""
         time_ms = as_ms(timestamp)
@@ -204,14 +213,15 @@ class Partition:
         offset: int | None = None,
         end: int | None = None,
         *,
-        isolation: str = "read_uncommitted",
+        isolation: IsolationLevel = "read_uncommitted",
     ) -> PartitionColumns:
         """Return the records in [offset, end) as numpy arrays, by default all of them. Raises the errors of `read`.
 
         `to_arrow`, `to_pandas` and `to_polars` of the result convert it to a table. Libraries that read Arrow's C
         stream interface, such as polars and DuckDB, also accept the result itself.
         """
-        columns = self._reader(isolation).columns(offset, end)
+        first, stop = checked_offset("offset", offset), checked_offset("end", end)
+        columns = self._reader(isolation).columns(first, stop)
         return PartitionColumns.of(self.topic, self.partition, columns)
 
     def follow(
@@ -219,7 +229,7 @@ class Partition:
         offset: int | None = None,
         *,
         timeout: float | None = None,
-        isolation: str = "read_uncommitted",
+        isolation: IsolationLevel = "read_uncommitted",
     ) -> Following[Record]:
         """Return an iterator over the records from an offset on, including records that are appended later.
 
@@ -230,7 +240,9 @@ class Partition:
         have left the log, and `DamagedRange` at damage. After the last two, `seek` of the iterator sets the offset at
         which to continue.
         """
-        first = self._reader(isolation).log_end_offset if offset is None else offset
+        first = checked_offset("offset", offset)
+        if first is None:
+            first = self._reader(isolation).log_end_offset
         return Following(
             self._store,
             lambda: (self,),

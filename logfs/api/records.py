@@ -33,7 +33,7 @@ def as_record(
     if isinstance(value, (list, tuple)):
         raise TypeError(f"append takes one record; for a {type(value).__name__}, use append_many")
     # `as_records`, which every append calls, checks and converts the fields.
-    return Record(value, key, headers, timestamp)  # type: ignore[arg-type]
+    return Record(value, key, headers, timestamp)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from logfs.errors import LogfsError
     from logfs.log.read.log import Log
+    from logfs.log.read.read_committed import IsolationLevel
 
 Mode = Literal["r", "r+"]
 # The time between two rounds of upkeep in the background.
@@ -227,17 +228,13 @@ class Store(Mapping[str, Partition]):
 
     def topic(self, name: str) -> Topic:
         """Return the topic `name`. Raises `UnknownPartition` if it has no partitions, or only offline ones."""
-        found = self.topics
-        if name not in found:
-            hint = did_you_mean(name, found) or f"; store.create_topic({name!r}) creates it"
-            raise UnknownPartition(f"{name}: no such topic{hint}")
-        return found[name]
+        return self.topics[name]
 
     @property
     def topics(self) -> Mapping[str, Topic]:
         """The topics of the store, by name, those of Kafka itself (`__consumer_offsets`, …) included."""
         found = {names.parse_directory(each).topic for each in self}
-        return {name: Topic(self, name) for name in sorted(found)}
+        return _Topics({name: Topic(self, name) for name in sorted(found)})
 
     def undelete(self, name: str) -> None:
         """Restore a partition or a topic that was deleted less than `file.delete.delay.ms` ago.
@@ -263,7 +260,7 @@ class Store(Mapping[str, Partition]):
         group: str,
         begin: Literal["earliest", "latest"] | int | datetime = "earliest",
         timeout: float | None = None,
-        isolation: str = "read_uncommitted",
+        isolation: IsolationLevel = "read_uncommitted",
         auto_commit: bool = True,
     ) -> Consumer:
         """Return a `Consumer`, which is a new member of a consumer group.
@@ -326,3 +323,11 @@ class Store(Mapping[str, Partition]):
 def _keep_up(engine: Engine, stopped: threading.Event) -> None:
     while not stopped.wait(_UPKEEP_SECONDS):
         engine.upkeep()
+
+
+class _Topics(dict[str, Topic]):
+    """Topics by name. An unknown name raises `UnknownPartition`."""
+
+    def __missing__(self, name: str) -> Topic:
+        hint = did_you_mean(name, self) or f"; store.create_topic({name!r}) creates it"
+        raise UnknownPartition(f"{name}: no such topic{hint}")

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from logfs.api.store import Store
     from logfs.format.batches.record import Headers, Record, Value
+    from logfs.log.read.read_committed import IsolationLevel
     from logfs.store.topic import Topic as Partitions
 
 
@@ -95,7 +96,7 @@ class Topic:
         _ = self._store._engine
         return self._partitions
 
-    def read(self, *, isolation: str = "read_uncommitted") -> Iterator[ConsumerRecord]:
+    def read(self, *, isolation: IsolationLevel = "read_uncommitted") -> Iterator[ConsumerRecord]:
         """Yield the records of all partitions, merged by time, up to the log ends at the time of the first `next`.
 
         The records of a partition keep their order. Raises the errors of `Partition.read`.
@@ -113,7 +114,7 @@ class Topic:
         *,
         begin: str = "latest",
         timeout: float | None = None,
-        isolation: str = "read_uncommitted",
+        isolation: IsolationLevel = "read_uncommitted",
     ) -> Following[ConsumerRecord]:
         """Return an iterator over the records that are appended to the topic from now on.
 

@@ -359,7 +359,7 @@ def mount_helper() -> int:
 
 
 def _run(module: ModuleType, parsed: argparse.Namespace) -> int:
-    from logfs.errors import LogfsError
+    from logfs.errors import InvalidUsage, LogfsError
 
     try:
         code = int(module.run(parsed))
@@ -376,12 +376,12 @@ def _run(module: ModuleType, parsed: argparse.Namespace) -> int:
         except OSError:
             where = where or "standard output: "
             _discard(sys.stdout)
-        reason = f"{where}{error.strerror or error}"
+        code, reason = 1, f"{where}{error.strerror or error}"
     except LogfsError as error:
-        reason = str(error)
+        code, reason = 2 if isinstance(error, InvalidUsage) else 1, str(error)
     # Keep the message on one line: a file name may contain newlines.
     print("logfs:", without_secrets(reason).replace("\n", "\\n"), file=sys.stderr)
-    return 1
+    return code
 
 
 def _discard(stream: TextIO) -> None:

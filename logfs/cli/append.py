@@ -20,7 +20,7 @@ from logfs.cli.common import (
     regular_expression,
     target,
 )
-from logfs.errors import InvalidName, LogfsError, PartitionFailed
+from logfs.errors import InvalidUsage, LogfsError, PartitionFailed
 from logfs.format.base import names
 
 if TYPE_CHECKING:
@@ -119,21 +119,21 @@ def run(arguments: argparse.Namespace) -> int:
 def _keyed_lines(arguments: argparse.Namespace) -> KeyedLines | None:
     """Return the converter of lines to JSON envelopes; None if each line is already a value or an envelope.
 
-    Raises `InvalidName` for a malformed option, or for one that cannot be combined with `--jsonl`.
+    Raises `InvalidUsage` for a malformed option, or for one that cannot be combined with `--jsonl`.
     """
     if arguments.key_separator is None and not arguments.header and arguments.start is None:
         return None
     from logfs.format.text.keyed_lines import KeyedLines
 
     if arguments.jsonl:
-        raise InvalidName(
+        raise InvalidUsage(
             "--jsonl: an envelope is one line and has its own headers; leave out -H and --start"
         )
     headers = []
     for word in arguments.header:
         name, equals, value = word.partition("=")
         if not equals:
-            raise InvalidName(f"-H {word!r}: give a header as NAME=VALUE")
+            raise InvalidUsage(f"-H {word!r}: give a header as NAME=VALUE")
         headers.append((name, os.fsencode(value)))
     start = None
     if arguments.start is not None:

@@ -10,7 +10,7 @@ from logfs.cli.common import add_isolation, add_target, progress_bar
 from logfs.cli.output import Printer, add_form
 from logfs.cli.reading import OpenLogs
 from logfs.cli.selection import Bounds, add_bounds, add_filter
-from logfs.errors import InvalidName, OffsetOutOfRange
+from logfs.errors import InvalidUsage, OffsetOutOfRange
 from logfs.log.disk.disk import Gone
 
 if TYPE_CHECKING:
@@ -44,10 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the records; exit code 1 if a record could not be read, or if no record has the key of `--newest`."""
     if arguments.lines is not None and arguments.lines < 0:
-        raise InvalidName(f"-n {arguments.lines}: give a number of records, 0 or more")
+        raise InvalidUsage(f"-n {arguments.lines}: give a number of records, 0 or more")
     given = [name for name in _SELECTING if getattr(arguments, name) not in (None, [])]
     if arguments.newest is not None and given:
-        raise InvalidName(f"--newest: prints one record; leave out --{given[0]}")
+        raise InvalidUsage(f"--newest: prints one record; leave out --{given[0]}")
     printer = Printer(arguments, arguments.lines)
     bounds = Bounds(arguments)
     with OpenLogs(arguments.target, arguments.isolation) as opened:

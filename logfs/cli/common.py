@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, AnyStr, NamedTuple
 
 from logfs.errors import (
     InvalidName,
-    InvalidSetting,
     InvalidStore,
+    InvalidUsage,
     NotWritable,
     UnknownPartition,
     did_you_mean,
@@ -68,12 +68,12 @@ def group_name(text: str) -> str:
 def regular_expression(option: str, text: AnyStr) -> re.Pattern[AnyStr]:
     """Return `text`, the value of the option named `option`, as a pattern.
 
-    Raises `InvalidName` if `text` is no regular expression of Python.
+    Raises `InvalidUsage` if `text` is no regular expression of Python.
     """
     try:
         return re.compile(text)
     except (re.error, OverflowError, RecursionError) as error:
-        raise InvalidName(
+        raise InvalidUsage(
             f"{option} {os.fsdecode(text)!r} is not a Python regular expression: {error}"
         ) from None
 
@@ -404,7 +404,8 @@ def parse_changes(words: Iterable[str], *, of_topic: bool) -> list[tuple[str, st
     """Return the (name, value) pairs of words of the form NAME=VALUE.
 
     With `of_topic` the names are topic settings, otherwise broker settings. An empty VALUE stands for the default.
-    Raises `InvalidSetting` for a word without "=", an unknown name, or a value that is not allowed.
+    Raises `InvalidUsage` for a word without "=", and `InvalidSetting` for an unknown name or a value that is not
+    allowed.
     """
     from logfs.setting import broker_setting, topic_setting
 
@@ -412,7 +413,7 @@ def parse_changes(words: Iterable[str], *, of_topic: bool) -> list[tuple[str, st
     for word in words:
         name, equals, value = word.partition("=")
         if not equals:
-            raise InvalidSetting(f"{word!r}: give a setting as NAME=VALUE")
+            raise InvalidUsage(f"{word!r}: give a setting as NAME=VALUE")
         known = topic_setting(name) if of_topic else broker_setting(name)
         if value.strip():
             known.parse_typed(value)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from logfs.errors import InvalidName, LogfsError
+from logfs.errors import InvalidUsage, LogfsError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the completion script or, with `--groups`, the names of groups, one per line.
 
-    Raises `InvalidName` if neither a shell nor `--groups` is given, and `LogfsError` if shtab, which generates the
+    Raises `InvalidUsage` if neither a shell nor `--groups` is given, and `LogfsError` if shtab, which generates the
     script, is not installed.
     """
     if arguments.groups:
@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
             print(group)
         return 0
     if arguments.shell is None:
-        raise InvalidName(f"give the shell: one of {', '.join(SHELLS)}")
+        raise InvalidUsage(f"give the shell: one of {', '.join(SHELLS)}")
     print(script_for(arguments.shell))
     return 0
 

@@ -15,7 +15,7 @@ from logfs.cli.common import (
     print_json,
     split_name,
 )
-from logfs.errors import InvalidSetting
+from logfs.errors import InvalidUsage
 
 if TYPE_CHECKING:
     import argparse
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     words = [word for word in arguments.words if not _is_setting(word)]
     directories: Sequence[Path] = list(map(path_argument, words))
     if not directories:
-        raise InvalidSetting(f"{settings[0]}: give the log directories before the settings")
+        raise InvalidUsage(f"{settings[0]}: give the log directories before the settings")
     if not arguments.topic:
         directories, arguments.topic = _split_topic(directories)
     changed = [word for word in settings if "=" in word]

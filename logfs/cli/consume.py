@@ -18,7 +18,7 @@ from logfs.cli.output import Printer, add_form
 from logfs.cli.output_pipe import OutputPipe, pause
 from logfs.cli.reading import OpenLogs
 from logfs.cli.selection import EARLIEST, LATEST, add_filter
-from logfs.errors import InvalidName, NotWritable, StoreLocked
+from logfs.errors import InvalidName, InvalidUsage, NotWritable, StoreLocked
 from logfs.store.admin.requests import CommitOffsets
 from logfs.store.group_members import GroupMember, Place
 from logfs.store.reached_offset import ReachedOffset
@@ -85,14 +85,14 @@ def run(arguments: argparse.Namespace) -> int:
 
     The exit code is 1 if the command failed, or if a record was missed: it could not be read, was deleted before it
     was read, or was left out after a truncation. After a signal, the exit code is 128 plus the signal's number.
-    Raises `NotWritable` for a bucket, `InvalidName` for an option out of range, and the errors of `OpenLogs` and
+    Raises `NotWritable` for a bucket, `InvalidUsage` for an option out of range, and the errors of `OpenLogs` and
     `GroupMember`.
     """
     for option, count in (("-n", arguments.lines), ("--batch", arguments.batch)):
         if count is not None and count < 1:
-            raise InvalidName(f"{option} {count}: give a number of records, at least 1")
+            raise InvalidUsage(f"{option} {count}: give a number of records, at least 1")
     if arguments.idle_exit is not None and not arguments.idle_exit >= 0:
-        raise InvalidName(f"--idle-exit {arguments.idle_exit}: give seconds, 0 or more")
+        raise InvalidUsage(f"--idle-exit {arguments.idle_exit}: give seconds, 0 or more")
     with OpenLogs(arguments.target, arguments.isolation, groups=True) as opened:
         # All members of a group must lock a file in the same log directory, but may name the log directories in
         # different orders. So take the log directory whose path sorts first.
@@ -448,7 +448,7 @@ class _Consumer:
 def _resolve(text: str, reader: Reader) -> int:
     """Return the offset in a partition that `text`, the value of `--from`, stands for.
 
-    `text` is `earliest`, `latest`, an offset, or a time. Raises `InvalidName` if it is none of these.
+    `text` is `earliest`, `latest`, an offset, or a time. Raises `InvalidUsage` if it is none of these.
     """
     if text == EARLIEST:
         return reader.log_start_offset
@@ -459,7 +459,7 @@ def _resolve(text: str, reader: Reader) -> int:
     try:
         timestamp = moment(text.removeprefix("@"), time.time_ns() // 1_000_000)
     except InvalidName:
-        raise InvalidName(
+        raise InvalidUsage(
             f"--from {text!r}: give {EARLIEST}, {LATEST}, an offset, or a time such as '@10 minutes ago'"
         ) from None
     found = reader.offset_for_time(timestamp, shown=True)

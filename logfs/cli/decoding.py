@@ -8,7 +8,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from logfs.cli.common import not_empty
-from logfs.errors import InvalidName, NotDecodable, Unsupported
+from logfs.errors import InvalidUsage, NotDecodable, Unsupported
 from logfs.format.batches.record import Record
 from logfs.format.text.envelope import JsonText
 
@@ -59,16 +59,16 @@ class RecordDecoder:
     def of(cls, arguments: argparse.Namespace) -> Self | None:
         """Return the decoder for the options of `add_schemas`; None if `--schemas` is not given.
 
-        Raises `InvalidName` if `--decode` names an unknown field or is given without `--schemas`, and `Unsupported`
+        Raises `InvalidUsage` if `--decode` names an unknown field or is given without `--schemas`, and `Unsupported`
         if the libraries are not installed. Raises `SchemasUnavailable` if `--schemas` names no source of schemas, and
         the errors of `logfs.open` if it names a log directory that cannot be opened.
         """
         fields = set((arguments.decode or _FIELDS[0]).split(","))
         if not fields <= {*_FIELDS}:
-            raise InvalidName(f"--decode {arguments.decode}: give value, key, or key,value")
+            raise InvalidUsage(f"--decode {arguments.decode}: give value, key, or key,value")
         if arguments.schemas is None:
             if arguments.decode is not None:
-                raise InvalidName("--decode needs --schemas PLACE: give it, or leave out --decode")
+                raise InvalidUsage("--decode needs --schemas PLACE: give it, or leave out --decode")
             return None
         try:
             from logfs.schema.decoder import Decoder

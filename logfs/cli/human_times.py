@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 
-from logfs.errors import InvalidName
+from logfs.errors import InvalidUsage
 from logfs.format.base.quantities import parse_time
 
 _DIGIT = re.compile(r"[0-9]")
@@ -22,12 +22,12 @@ def moment(text: str, now_ms: int) -> int:
 
     `text` is ms since the epoch, ISO 8601, or English words, which may be relative to the present time `now_ms`.
     A text without a time zone is in UTC. A day, such as `yesterday` or `monday`, stands for its first moment. Raises
-    `InvalidName` for any other text.
+    `InvalidUsage` for any other text.
     """
     known = parse_time(text)
     if known is not None:
         return known
-    refusal = InvalidName(
+    refusal = InvalidUsage(
         f"{text!r} is not a time: give ms since 1970, ISO 8601, or words such as '10 minutes ago' or 'yesterday'"
     )
     if _ISO.match(text) or not _WORD.search(text):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from logfs.cli.common import path_argument
 from logfs.cli.mirror import add_source, source_of
 from logfs.cli.service_manager import notify
-from logfs.errors import InvalidStore
+from logfs.errors import InvalidStore, InvalidUsage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -122,8 +122,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Mount, or change an existing mount. Return 0 when the mount is ready, or with `-f` when it has ended.
 
-    Return 1 if the daemon ends before the mount is ready. Raises `InvalidStore` and `InvalidSetting` for wrong
-    arguments.
+    Return 1 if the daemon ends before the mount is ready. Raises `InvalidUsage` for wrong
+    options, and `InvalidStore` and `InvalidSetting` for other wrong arguments.
     """
     import logging
 
@@ -195,9 +195,9 @@ def _store_session(arguments: argparse.Namespace, words: list[str]) -> Callable[
 
     *log_dirs, mountpoint = arguments.paths
     if not log_dirs:
-        raise InvalidStore(f"{mountpoint}: give at least one LOGDIR before the MOUNTPOINT")
+        raise InvalidUsage(f"{mountpoint}: give at least one LOGDIR before the MOUNTPOINT")
     if arguments.linger_ms is not None:
-        raise InvalidStore(
+        raise InvalidUsage(
             "--linger-ms: has an effect only with --write-behind; add --write-behind, or leave --linger-ms out"
         )
     read_only = arguments.read_only
@@ -236,19 +236,19 @@ def _store_session(arguments: argparse.Namespace, words: list[str]) -> Callable[
 def _mirror(arguments: argparse.Namespace, *, read_only: bool) -> MirrorOptions | None:
     """Return the options for mirroring a Kafka cluster into the log directory (`--mirror`); None without `--mirror`.
 
-    Raises `InvalidStore` if `--mirror` is given for a read-only mount, or if `--topics` or `--command-config` is
+    Raises `InvalidUsage` if `--mirror` is given for a read-only mount, or if `--topics` or `--command-config` is
     given without `--mirror`. Also raises the errors of `source_of`.
     """
     from logfs.mount.mounted_mirror import MirrorOptions
 
     if arguments.mirror is None:
         if arguments.topics is not None or arguments.command_config is not None:
-            raise InvalidStore(
+            raise InvalidUsage(
                 "--topics, --command-config: need --mirror HOST:PORT; give it, or leave them out"
             )
         return None
     if read_only:
-        raise InvalidStore("--mirror: a read-only mount cannot mirror; mount it writable")
+        raise InvalidUsage("--mirror: a read-only mount cannot mirror; mount it writable")
     return MirrorOptions(arguments.mirror, *source_of(arguments))
 
 
@@ -256,7 +256,7 @@ def _write_behind_session(arguments: argparse.Namespace, words: list[str]) -> Ca
     from logfs.mount.write_behind.session import DEFAULT_LINGER_MS, WriteBehindOptions, run
 
     if len(arguments.paths) != 2:
-        raise InvalidStore(
+        raise InvalidUsage(
             "--write-behind: give two paths, the mountpoint of a store and an empty directory to mount on"
         )
     main, mountpoint = arguments.paths
@@ -265,22 +265,22 @@ def _write_behind_session(arguments: argparse.Namespace, words: list[str]) -> Ca
     for word in words:
         if word.startswith("linger_ms="):
             if linger_ms is not None:
-                raise InvalidStore("linger_ms: is given twice; give it once")
+                raise InvalidUsage("linger_ms: is given twice; give it once")
             linger_ms = _milliseconds(word)
         elif word in _FUSE_OPTIONS:
             fuse.add(word)
         elif word not in ("write_behind", "allow_other", "nonempty", "rw", *_REMOUNT_ONLY):
             raise _no_such_option(word)
     if arguments.read_only:
-        raise InvalidStore(
+        raise InvalidUsage(
             "--write-behind: this mount takes appends, so it cannot be read-only; leave out --read-only"
         )
     if arguments.mirror is not None:
-        raise InvalidStore(
+        raise InvalidUsage(
             "--mirror: not with --write-behind; give it to the mount of the log directories"
         )
     if arguments.metrics_listen is not None:
-        raise InvalidStore(
+        raise InvalidUsage(
             "--metrics-listen: not with --write-behind; give it to the mount of the log directories"
         )
     options = WriteBehindOptions(
@@ -310,11 +310,11 @@ def _milliseconds(word: str) -> int:
     try:
         return int(value)
     except ValueError:
-        raise InvalidStore(f"-o {name}={value}: give a number of milliseconds") from None
+        raise InvalidUsage(f"-o {name}={value}: give a number of milliseconds") from None
 
 
-def _no_such_option(word: str) -> InvalidStore:
-    return InvalidStore(
+def _no_such_option(word: str) -> InvalidUsage:
+    return InvalidUsage(
         f"-o {word}: no such mount option for this kind of mount; 'logfs mount --help' lists them"
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from logfs.cli.common import ask, log_dirs_of, not_empty, split_name
-from logfs.errors import InvalidName
+from logfs.errors import InvalidUsage
 from logfs.log.disk.bucket_path import as_path
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not words:
         paths, topics = split_name([as_path(topics)])
         if not topics:
-            raise InvalidName(f"{paths[0]}: name a mirrored topic, as in LOGDIR/TOPIC")
+            raise InvalidUsage(f"{paths[0]}: name a mirrored topic, as in LOGDIR/TOPIC")
         words = [str(path) for path in paths]
     log_dirs = log_dirs_of(words)
     for topic in topics.split(","):

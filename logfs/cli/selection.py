@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from logfs.cli.common import not_empty, regular_expression
 from logfs.cli.human_times import moment
-from logfs.errors import InvalidName, OffsetOutOfRange
+from logfs.errors import InvalidUsage, OffsetOutOfRange
 
 if TYPE_CHECKING:
     import argparse
@@ -81,7 +81,7 @@ class Bounds:
     """The range of offsets and times that the options of `add_bounds` give."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
-        """Parse the options. Raises `InvalidName` for a malformed offset or time."""
+        """Parse the options. Raises `InvalidUsage` for a malformed offset or time."""
         self._offsets = None if arguments.offset is None else _offsets(arguments.offset)
         self.is_single = self._offsets is not None and self._offsets[2]
         now_ms = time.time_ns() // 1_000_000
@@ -131,7 +131,7 @@ def _offsets(text: str) -> tuple[str, str, bool]:
 
     The bounds are texts; a bound that is not given is "". The value N, `earliest` or `latest` is a single offset: it
     is the first bound, and `is_single` is True. The value -N, the last N records, gives only the first bound. The
-    value A..B, A.. or ..B gives the bounds A and B. Raises `InvalidName` for any other value.
+    value A..B, A.. or ..B gives the bounds A and B. Raises `InvalidUsage` for any other value.
     """
     if _SINGLE.fullmatch(text):
         # `-N` stands for a range, the last N records.
@@ -140,7 +140,7 @@ def _offsets(text: str) -> tuple[str, str, bool]:
             return text, "", is_single
     found = _RANGE.fullmatch(text)
     if found is None or text == "..":
-        raise InvalidName(
+        raise InvalidUsage(
             f"--offset: {text!r} is not an offset: give N, A..B, A.., ..B, or -N for the last N; A and B may be "
             f"{EARLIEST}, {LATEST} or -N"
         )
@@ -188,7 +188,7 @@ class RecordSelector:
     def of(cls, arguments: argparse.Namespace) -> RecordSelector | None:
         """Return the filter for the options of `add_filter`; None if no such option is given.
 
-        Raises `InvalidName` for a malformed regular expression.
+        Raises `InvalidUsage` for a malformed regular expression.
         """
         if arguments.key is None and arguments.grep is None and not arguments.header:
             return None

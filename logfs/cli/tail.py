@@ -9,7 +9,7 @@ from logfs.cli.output import Printer, add_form
 from logfs.cli.output_pipe import pause
 from logfs.cli.reading import OpenLogs
 from logfs.cli.selection import add_filter
-from logfs.errors import InvalidName
+from logfs.errors import InvalidUsage
 
 if TYPE_CHECKING:
     import argparse
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     from logfs.store.reached_offset import ReachedOffset
 
     if arguments.lines < 0:
-        raise InvalidName(f"-n {arguments.lines}: give a number of records, 0 or more")
+        raise InvalidUsage(f"-n {arguments.lines}: give a number of records, 0 or more")
     printer = Printer(arguments)
     with OpenLogs(arguments.target, arguments.isolation) as opened:
         ends = {log: log.reader.log_end_offset for log in opened.logs}

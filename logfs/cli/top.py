@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.cli.common import add_json, path_argument, print_json, table_lines
 from logfs.cli.watch import source
-from logfs.errors import InvalidSetting
+from logfs.errors import InvalidUsage
 from logfs.format.base.quantities import format_size
 
 if TYPE_CHECKING:
@@ -125,16 +125,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Show the table until `q` or Ctrl-C.
 
-    With `--once` or `--json`, or without a terminal, print it once instead. Raises `InvalidSetting` for an option out
+    With `--once` or `--json`, or without a terminal, print it once instead. Raises `InvalidUsage` for an option out
     of range. Raises `InvalidStore` if the target is no mount, log directory or bucket, or if no target is given and
     the number of mounts is not one.
     """
     if arguments.sort not in SORTS:
-        raise InvalidSetting(f"--sort {arguments.sort!r}: give one of {', '.join(SORTS)}")
+        raise InvalidUsage(f"--sort {arguments.sort!r}: give one of {', '.join(SORTS)}")
     if not 0.05 <= arguments.interval <= 3600:
-        raise InvalidSetting(f"--interval {arguments.interval}: give seconds from 0.05 to 3600")
+        raise InvalidUsage(f"--interval {arguments.interval}: give seconds from 0.05 to 3600")
     if arguments.rows is not None and arguments.rows < 1:
-        raise InvalidSetting(f"-n {arguments.rows}: give a number of partitions, 1 or more")
+        raise InvalidUsage(f"-n {arguments.rows}: give a number of partitions, 1 or more")
     watched = source(arguments.target)
     try:
         if arguments.once or arguments.json or not (sys.stdout.isatty() and sys.stdin.isatty()):

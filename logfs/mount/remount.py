@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from logfs.errors import InvalidStore
+from logfs.errors import InvalidStore, InvalidUsage
 from logfs.store.directory.lock import STATUS_FILE
 from logfs.store.directory.mount_table import logfs_mounts
 
@@ -49,10 +49,10 @@ CHANGEABLE = frozenset({*_FLAGS, *_OPPOSITE} - {"nosuid", "nodev"})
 def remount(mountpoint: Path, words: Iterable[str]) -> None:
     """Change the flags of the mount on `mountpoint` that `words` name. Other flags keep their values.
 
-    `words` are options of `logfs mount`. An option that is already in force changes nothing. Raises `InvalidStore` if
-    no logfs is mounted there, for an option that is unknown or needs a new mount, and for a mount that would be
-    writable although the log directories are open read-only. Raises `OSError`: EPERM unless the caller is root, EBUSY
-    for `ro` while a file is open for writing.
+    `words` are options of `logfs mount`. An option that is already in force changes nothing. Raises `InvalidUsage`
+    for an unknown option. Raises `InvalidStore` if no logfs is mounted there, for an option that needs a new mount,
+    and for a mount that would be writable although the log directories are open read-only. Raises `OSError`: EPERM
+    unless the caller is root, EBUSY for `ro` while a file is open for writing.
     """
     path = os.path.realpath(mountpoint)
     mount = logfs_mounts().get(path)
@@ -87,7 +87,7 @@ def remount(mountpoint: Path, words: Iterable[str]) -> None:
 def _refuse(word: str) -> NoReturn:
     name = word.partition("=")[0]
     if name not in _FIXED:
-        raise InvalidStore(f"-o {word}: no such mount option; 'logfs mount --help' lists them")
+        raise InvalidUsage(f"-o {word}: no such mount option; 'logfs mount --help' lists them")
     raise InvalidStore(
         f"-o remount,{word}: {name} cannot change while mounted; unmount, and mount with -o {word}"
     )

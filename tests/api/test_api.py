@@ -117,6 +117,7 @@ def test_type_checkers_accept_the_page(tmp_path: Path) -> None:
         "assert_type(list(first.read()), list[logfs.Record])\n"
         "assert_type(next(orders.follow()), logfs.ConsumerRecord)\n"
         "assert_type(store.groups['billing']['orders-0'], int)\n"
+        "first.append_many([logfs.Record('value', bytearray(b'key'), {'name': 'header'}), 'value'])\n"
     )
     settings = tmp_path / "pyrightconfig.json"
     settings.write_text(

@@ -94,8 +94,9 @@ def test_a_store_is_a_mapping(opened: logfs.Store) -> None:
     for name, hint in (("order-0", "did you mean 'orders-0'"), ("x-0", r"store.create\('x-0'\)")):
         with pytest.raises(KeyError, match=hint):
             opened[name]
-    with pytest.raises(logfs.UnknownPartition, match="did you mean 'orders'"):
-        opened.topic("order")
+    for get in (opened.topic, opened.topics.__getitem__):
+        with pytest.raises(logfs.UnknownPartition, match="did you mean 'orders'"):
+            get("order")
 
 
 def test_a_live_store_sees_what_another_writes(path: Path) -> None:

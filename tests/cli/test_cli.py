@@ -25,7 +25,7 @@ from logfs.cli import main
 from logfs.cli.common import progress_bar
 from logfs.errors import InvalidStore
 from logfs.store.store import Store
-from tests.support.command_line import call, fails, ok
+from tests.support.command_line import call, fails, misused, ok
 from tests.support.processes import stopped, wait_for
 from tests.support.stores import assert_clean
 from tests.support.terminal import Terminal
@@ -179,7 +179,7 @@ def test_create_errors(orders: Path, tmp_path: Path) -> None:
     assert "max.message.bytes" in fails(
         "create", tmp_path / "log/x-0", "-c", "max.message.bytes=-1"
     )
-    assert "NAME=VALUE" in fails("create", tmp_path / "log/x-0", "-c", "retention.ms")
+    assert "NAME=VALUE" in misused("create", tmp_path / "log/x-0", "-c", "retention.ms")
     assert "no.such" in fails("create", tmp_path / "log/x-0", "-c", "no.such=1")
     assert not (tmp_path / "log/x-0").exists()
     # A good setting beside a bad one is not set, and no log directory is created.
@@ -443,11 +443,11 @@ def test_cat_errors(orders: Path, log_dir: Path, tmp_path: Path) -> None:
     assert "offset 10" in fails("cat", orders, "-o", "10") or "ends at 9" in fails(
         "cat", orders, "-o", "10"
     )
-    assert "'x' is not an offset" in fails("cat", orders, "-o", "x")
+    assert "'x' is not an offset" in misused("cat", orders, "-o", "x")
     for time in ("soonish", "9999999999999999999"):
-        assert f"{time!r} is not a time" in fails("cat", orders, "-t", time)
-    assert "leave out --lines" in fails("cat", orders, "--newest", "k", "-n", "0")
-    assert "leave out --grep" in fails("cat", orders, "--newest", "k", "--grep", "x")
+        assert f"{time!r} is not a time" in misused("cat", orders, "-t", time)
+    assert "leave out --lines" in misused("cat", orders, "--newest", "k", "-n", "0")
+    assert "leave out --grep" in misused("cat", orders, "--newest", "k", "--grep", "x")
     assert "users-0" in fails("cat", log_dir / "users-0")
     assert "users-0" in fails("cat", log_dir, "users-0")
     assert str(tmp_path / "nowhere") in fails("cat", tmp_path / "nowhere/orders-0")

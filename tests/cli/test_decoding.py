@@ -11,7 +11,7 @@ import pytest
 
 import logfs
 from logfs.store.store import Store
-from tests.support.command_line import call, fails, ok
+from tests.support.command_line import call, fails, misused, ok
 from tests.support.schemas import VECTORS, RegistryServer, append_schemas, write_files
 from tests.support.stores import assert_clean
 
@@ -119,8 +119,8 @@ def test_consume_decodes(log_dir: Path, target: str) -> None:
 def test_wrong_options(log_dir: Path, target: str, tmp_path: Path) -> None:
     """Each says what to give; a registry that does not answer is an error, and not a value that is not decoded."""
     assert "is no source of schemas" in fails("cat", target, "--schemas", tmp_path / "none")
-    assert "give value, key" in fails("cat", target, "--schemas", log_dir, "--decode", "headers")
-    assert "needs --schemas" in fails("cat", target, "--decode", "value")
+    assert "give value, key" in misused("cat", target, "--schemas", log_dir, "--decode", "headers")
+    assert "needs --schemas" in misused("cat", target, "--decode", "value")
     with RegistryServer() as server:
         url = server.url
     refused = fails("cat", target, "--schemas", url)

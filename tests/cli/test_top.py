@@ -142,7 +142,7 @@ def test_an_offline_partition_has_a_row(tmp_path: Path) -> None:
 )
 def test_wrong_options_say_what_to_give(tmp_path: Path, words: list[str], reason: str) -> None:
     done = call("top", tmp_path, *words)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert reason in done.stderr
 
 

@@ -19,7 +19,7 @@ from logfs.errors import InvalidName
 from logfs.format.batches.record import Record
 from logfs.log.read.merge import MergedRows, last, merge, rising
 from logfs.store.store import Store
-from tests.support.command_line import call, fails, ok
+from tests.support.command_line import call, fails, misused, ok
 from tests.support.processes import wait_for
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def test_since_and_until(log_dir: Path, topic: list[tuple[int, Record]]) -> None
     both = ok("cat", f"{log_dir}/orders", "-o", "120..", *words).split()
     assert sorted(both) == sorted(each for each in expected if int(each[2:]) >= 120)
     for wrong in (("--since", "whenever"), ("-t", "soonish..")):
-        assert "is not a time" in fails("cat", f"{log_dir}/orders", *wrong)
+        assert "is not a time" in misused("cat", f"{log_dir}/orders", *wrong)
 
 
 @pytest.mark.parametrize(
@@ -252,8 +252,8 @@ def test_a_traceback_is_one_record(log_dir: Path) -> None:
         process.stdin.close()
         assert process.wait(30) == 0
     for pattern in ("(", "a{99999999999999}", "(" * 5000):
-        assert "not a Python regular expression" in fails("append", target, "--start", pattern)
-    assert "leave out" in fails("append", target, "--start", "x", "--jsonl")
+        assert "not a Python regular expression" in misused("append", target, "--start", pattern)
+    assert "leave out" in misused("append", target, "--start", "x", "--jsonl")
 
 
 def test_every_name_that_kafka_allows(log_dir: Path) -> None:

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from logfs.mount.write_behind.stream import LONGEST_LINE, Stream
 from logfs.store.store import Store
 from tests.mount.test_container import NOBODY, Container
-from tests.support.command_line import fails, ok
+from tests.support.command_line import fails, misused, ok
 from tests.support.examples import examples
 from tests.support.mounts import Mount, clear, is_mounted, refuses
 from tests.support.processes import Threads, run, wait_for
@@ -805,7 +805,6 @@ def test_wrong_arguments(pair: Pair, tmp_path: Path) -> None:
     (tmp_path / "full/file").touch()
     store = pair.store.path
     for words, expected in (
-        ([store], "give two paths"),
         ([empty, tmp_path / "full"], "is not empty"),
         ([tmp_path, empty], "no store is mounted here"),
         ([pair.behind.path, empty], "no store is mounted here"),
@@ -813,11 +812,15 @@ def test_wrong_arguments(pair: Pair, tmp_path: Path) -> None:
         ([store, store / ".logfs"], "lies in another mount"),
         ([store, pair.behind.path], "already mounted"),
         (["--linger-ms=0", store, empty], "must be from 1 to 60000"),
+    ):
+        assert expected in fails("mount", "--write-behind", *words)
+    for words, expected in (
+        ([store], "give two paths"),
         (["-olinger_ms=soon", store, empty], "give a number"),
         (["-onothing", store, empty], "no such mount option"),
         (["--read-only", store, empty], "cannot be read-only"),
     ):
-        assert expected in fails("mount", "--write-behind", *words)
+        assert expected in misused("mount", "--write-behind", *words)
     assert not is_mounted(empty)
 
 

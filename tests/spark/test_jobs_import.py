@@ -543,7 +543,7 @@ def test_incomplete_command_lines_are_refused(
     words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An incomplete command line is refused in one line, before Spark starts."""
-    assert main(["spark", *words]) == 1
+    assert main(["spark", *words]) == 2
     assert capsys.readouterr().err == f"logfs: {message}\n"
 
 

@@ -25,10 +25,15 @@ def ok(*words: str | Path, stdin: bytes = b"") -> str:
     return done.stdout.decode()
 
 
-def fails(*words: str | Path, stdin: bytes = b"") -> str:
-    """Run `logfs …`, which must fail with exit code 1 and one line on standard error; return that line."""
+def misused(*words: str | Path, stdin: bytes = b"") -> str:
+    """Run `logfs …` with wrong words: it must fail with exit code 2 and one line on standard error, the result."""
+    return fails(*words, stdin=stdin, code=2)
+
+
+def fails(*words: str | Path, stdin: bytes = b"", code: int = 1) -> str:
+    """Run `logfs …`, which must fail with an exit code and one line on standard error; return that line."""
     done = call(*words, stdin=stdin)
-    assert done.returncode == 1, done
+    assert done.returncode == code, done
     (line,) = done.stderr.decode().splitlines()
     assert line.startswith("logfs: ")
     assert "Traceback" not in line

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from logfs.cli.common import add_isolation
 from logfs.cli.spark.common import add_session, add_topics, bar, session
-from logfs.errors import InvalidSetting
+from logfs.errors import InvalidUsage
 
 if TYPE_CHECKING:
     import argparse
@@ -64,14 +64,14 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the files, and print the numbers of files, records and bytes."""
     *log_dirs, target = arguments.words
     if not log_dirs:
-        raise InvalidSetting(
+        raise InvalidUsage(
             f"{target}: is the only path; give one or more log directories, and a directory for the files"
         )
     options = {"isolationLevel": arguments.isolation}
     for option in arguments.option:
         name, equals, value = option.partition("=")
         if not equals:
-            raise InvalidSetting(f"-o {option!r}: give an option as NAME=VALUE")
+            raise InvalidUsage(f"-o {option!r}: give an option as NAME=VALUE")
         options[name] = value
     with session(arguments, "export") as spark, bar("exporting") as progress:
         from logfs.spark.jobs import export

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from logfs.cli.spark.common import add_session, bar, session
-from logfs.errors import InvalidSetting
+from logfs.errors import InvalidUsage
 
 if TYPE_CHECKING:
     import argparse
@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     *sources, log_dirs = arguments.words
     if not sources:
-        raise InvalidSetting(
+        raise InvalidUsage(
             f"{log_dirs}: is the only path; give one or more sources, and a log directory"
         )
     with session(arguments, "import") as spark, bar("importing") as progress:

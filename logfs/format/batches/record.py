@@ -73,6 +73,19 @@ class Record:
     offset: int = -1
     timestamp_type: TimestampType = TimestampType.CREATE_TIME
 
+    if TYPE_CHECKING:
+        # The types that the fields of a record to append may have. Those above are the types of a record that was
+        # read.
+        def __init__(
+            self,
+            value: Value | None,
+            key: Value | None = None,
+            headers: Headers = (),
+            timestamp: int | datetime | None = None,
+            offset: int = -1,
+            timestamp_type: TimestampType = TimestampType.CREATE_TIME,
+        ) -> None: ...
+
 
 def as_records(items: Iterable[object]) -> list[Record]:
     """Convert the items that a caller wants to append to records whose keys and values are bytes or None.
@@ -83,7 +96,7 @@ def as_records(items: Iterable[object]) -> list[Record]:
     the field, for any other type, and if `items` is a single record or value. Raises `ValueError` for a str that
     UTF-8 cannot encode, and for a datetime before 1970.
     """
-    if isinstance(items, (bytes, bytearray, memoryview, str, Record)):
+    if isinstance(items, (bytes, bytearray, memoryview, str, Record, Mapping)):
         raise TypeError(f"give a list of records, as in [record], not one {_kind(items)}")
     return [
         item if type(item) is Record and _is_plain(item) else _as_record(item) for item in items

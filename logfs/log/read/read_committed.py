@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from bisect import bisect_left, bisect_right
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from logfs.errors import InvalidSetting
 from logfs.format.base.batch_rows import ATTRIBUTES, NEXT_OFFSET, PRODUCER_ID, SPAN_BASE_OFFSET
@@ -45,6 +45,10 @@ class Isolation(enum.Enum):
 
     READ_UNCOMMITTED = "read_uncommitted"
     READ_COMMITTED = "read_committed"
+
+
+IsolationLevel: TypeAlias = Literal["read_uncommitted", "read_committed"]
+"""The name of an isolation level, as in Kafka's `isolation.level`."""
 
 
 def isolation_level(text: str) -> Isolation:
