@@ -25,7 +25,7 @@ LAYERS = [
     "format",
     "config",
     "setting",
-    "locks errors deadline",
+    "locks errors deadline interrupts",
 ]
 # The folders and modules of one layer. Each imports only from itself and from those before it in its list.
 FOLDERS = {

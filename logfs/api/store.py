@@ -114,7 +114,9 @@ class Store(Mapping[str, Partition]):
             if name in self.topics:
                 hint = f"; it is a topic: store.topic({name!r})"
             else:
-                hint = did_you_mean(name, engine) or f"; store.create({name!r}) creates it"
+                where = engine.registry.elsewhere(name)
+                hint = f"; {where}" if where else did_you_mean(name, engine)
+                hint = hint or f"; store.create({name!r}) creates it"
             raise UnknownPartition(f"{name}: no such partition{hint}") from None
 
     def _for_writing(self, what: str) -> Engine:

@@ -364,6 +364,12 @@ def _unknown(wanted: Target) -> UnknownPartition:
         return UnknownPartition(
             f"{where}: {wanted.name} is a topic: name one of its partitions, such as {found[0]}"
         )
+    from logfs.store.store import Store
+
+    with Store(wanted.log_dirs, read_only=True, only="") as store:
+        elsewhere = store.registry.elsewhere(wanted.name)
+    if elsewhere:
+        return UnknownPartition(f"{wanted.name}: {elsewhere}")
     topics = {each.rpartition("-")[0] for each in partitions}
     hint = did_you_mean(wanted.name, [*topics, *partitions])
     return UnknownPartition(

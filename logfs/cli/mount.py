@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from logfs.cli.common import path_argument
 from logfs.cli.mirror import add_source, source_of
 from logfs.cli.service_manager import notify
-from logfs.errors import InvalidStore, InvalidUsage
+from logfs.errors import InvalidStore, InvalidUsage, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -314,8 +314,10 @@ def _milliseconds(word: str) -> int:
 
 
 def _no_such_option(word: str) -> InvalidUsage:
+    known = ("allow_other", "nonempty", "isolation", "linger_ms", "ro", "rw", *_FUSE_OPTIONS)
+    hint = did_you_mean(word.partition("=")[0], known)
     return InvalidUsage(
-        f"-o {word}: no such mount option for this kind of mount; 'logfs mount --help' lists them"
+        f"-o {word}: no such mount option for this kind of mount{hint}; 'logfs mount --help' lists them"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import threading
@@ -21,6 +22,7 @@ from logfs.format.base import names
 from logfs.format.base.names import DirectoryKind, TopicPartition
 from logfs.format.files import checkpoint
 from logfs.format.tiered.metadata_record import TOPIC as METADATA_TOPIC
+from logfs.interrupts import delayed_interrupts
 from logfs.locks import Level, make_lock
 from logfs.log import recovery
 from logfs.log.append.partition import Partition
@@ -324,6 +326,10 @@ class PartitionLoader:
                 self._stopped.wait(time.monotonic() - began)
 
         todo = [unloaded for _, unloaded in sorted(self._registry.unloaded.copy().items())]
+        if todo and not is_clean:
+            # If Ctrl-C interrupted the import of the kernels in one thread, the import in another one would fail.
+            with delayed_interrupts():
+                importlib.import_module("logfs.format.kernels.text_kernels")
         count = 1 if is_clean else len(os.sched_getaffinity(0))
         for_each(load, todo, threads=count, abandon=self._stopped.set)
 

@@ -140,7 +140,8 @@ class PartitionRegistry:
             return partition
         if name in self.offline:
             raise self.offline[name]
-        raise UnknownPartition(f"{name}: no such partition; 'logfs create' creates it")
+        hint = self.elsewhere(name) or "'logfs create' creates it"
+        raise UnknownPartition(f"{name}: no such partition; {hint}")
 
     def __contains__(self, name: object) -> bool:
         return name in self.unloaded or name in self.partitions
@@ -269,12 +270,19 @@ class PartitionRegistry:
 
     def check_absent(self, name: str) -> None:
         """Raise `InvalidStore` if a log directory in `missing_log_dirs` has a partition of this name."""
+        where = self.elsewhere(name)
+        if where:
+            raise InvalidStore(f"{name}: {where}")
+
+    def elsewhere(self, name: str) -> str:
+        """Return in which log directory that is not open a partition is, and what to do; "" if it is in none."""
         for path in self.missing_log_dirs:
             if self.disk.exists(path / name):
-                raise InvalidStore(
-                    f"{path / name}: exists, but its log directory is not open; name the log directories together, "
-                    f"as in '{self.words} {path}'"
+                return (
+                    f"it is in {path}, a log directory of this store that is not open: name the log directories "
+                    f"together, as in '{self.words} {path}'"
                 )
+        return ""
 
     @contextmanager
     def doing(self, what: str, name: str, total_bytes: int = 0) -> Iterator[BackgroundOperation]:

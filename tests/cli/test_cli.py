@@ -27,7 +27,7 @@ from logfs.errors import InvalidStore
 from logfs.store.store import Store
 from tests.support.command_line import call, fails, misused, ok
 from tests.support.processes import stopped, wait_for
-from tests.support.stores import assert_clean
+from tests.support.stores import abandon, assert_clean
 from tests.support.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -1167,6 +1167,25 @@ def test_an_interrupt_while_modules_are_imported(orders: Path, module: str, comm
     # `recover` imports numpy when it runs: it then ends as after any later Ctrl-C.
     code = 130 if (module, command) == ("numpy", "recover") else -signal.SIGINT
     assert (done.returncode, done.stdout, done.stderr) == (code, b"", b"")
+
+
+@pytest.mark.parametrize("command", ["groups", "recover"])
+@pytest.mark.parametrize("module", ["numba", "logfs.format.kernels.batch_kernels"])
+def test_an_interrupt_while_several_threads_recover_partitions(
+    log_dir: Path, module: str, command: str
+) -> None:
+    """Ctrl-C during an import that all of the threads need is no error of a partition."""
+    store = Store(log_dir)
+    for number in range(4):
+        # Small partitions are recovered one after the other.
+        store.create(f"orders-{number}").append([b"x" * 500_000] * 4)
+    abandon(store)
+    # Interrupt the main thread when other threads may wait for its import.
+    in_main = "threading.current_thread() is threading.main_thread() and not time.sleep(0.3)"
+    program = INTERRUPTED.replace("== module", f"== module and {in_main}")
+    words = [program.replace("import os", "import threading, time, os"), module, command, log_dir]
+    done = subprocess.run([sys.executable, "-c", *words], capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
 
 
 LOST = """

@@ -293,6 +293,10 @@ def test_names_that_are_unknown_suggest_others(log_dir: Path, topic: list[object
         "config", log_dir, "--topic", "orders", "retention.m"
     )
     assert "did you mean 'log.retention.ms'?" in fails("config", log_dir, "log.retention.mss=1")
+    for words in ([log_dir, "--topic", "order"], [log_dir / "order", "retention.ms=1d"]):
+        assert "has no topic 'order'; did you mean 'orders'?" in fails("config", *words)
+    said = misused("mount", "-o", "isolaton=read_committed", log_dir, log_dir.parent / "mnt")
+    assert "did you mean 'isolation'?" in said
     ok("groups", log_dir, "--commit", "billing", "orders-0", "5")
     said = fails("groups", log_dir, "-g", "biling")
     assert said.endswith("has no group 'biling' with committed offsets; did you mean 'billing'?")
@@ -363,4 +367,4 @@ def test_a_partition_or_a_topic_in_place_of_a_log_directory(
     said = fails("config", log_dir / "orders-1", "retention.ms")
     assert f"is a partition, not a log directory; did you mean {log_dir}?" in said
     assert "does not exist" in fails("describe", log_dir / "order")
-    assert "does not exist" in fails("config", log_dir / "order", "retention.ms=1")
+    assert "has no topic 'order'" in fails("config", log_dir / "order", "retention.ms=1")

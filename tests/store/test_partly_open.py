@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from logfs.errors import InvalidStore, LogDirFailed
+from logfs.errors import InvalidStore, LogDirFailed, UnknownPartition
 from logfs.format.batches.record import Record
 from logfs.log.disk.disk import Disk
 from logfs.store.directory.topic_id import read_topic_id
 from logfs.store.store import Store
+from tests.support.command_line import fails
 from tests.support.stores import Clock, abandon, assert_clean, set_topic
 
 if TYPE_CHECKING:
@@ -94,12 +95,14 @@ def test_a_partition_that_is_not_open_is_not_made_again(two: list[Path], clock: 
         assert len({*homes.values()}) == 2
         topic_id = store.registry.topic_id("orders")
     with Store(homes["orders-0"], clock=clock) as alone:
-        with pytest.raises(
-            InvalidStore, match="orders-1: exists, but its log directory is not open"
-        ):
+        where = f"it is in {homes['orders-1']}, a log directory of this store that is not open"
+        with pytest.raises(InvalidStore, match=f"orders-1: {where}"):
             alone.create("orders-1")
+        with pytest.raises(UnknownPartition, match=f"no such partition; {where}"):
+            alone["orders-1"]
         directory = alone.create("orders-2").directory
         assert read_topic_id(Disk(), directory) == topic_id
+    assert f"orders-1: {where}" in fails("cat", homes["orders-0"] / "orders-1")
     with Store(two, clock=clock) as store:
         store.delete("orders-2")
         store.delete("orders-0")

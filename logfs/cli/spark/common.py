@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-import signal
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from logfs.cli.common import progress_bar
 from logfs.errors import LogfsError
+from logfs.interrupts import delayed_interrupts
 
 if TYPE_CHECKING:
     import argparse
@@ -84,31 +84,20 @@ def session(arguments: argparse.Namespace, job: str) -> Iterator[SparkSession]:
         print("starting Spark …", end="\r", file=sys.stderr, flush=True)
     from pyspark.errors import PySparkException
 
+    spark = None
     try:
-        with _later_interrupts() as interrupted:
-            spark = logfs.spark.session(f"logfs {job}", master=arguments.master, settings=settings)
-    except PySparkException as error:
-        raise LogfsError(f"Spark does not start on {arguments.master}: {error}") from None
-    try:
-        if interrupted:
-            raise KeyboardInterrupt
+        # If Ctrl-C interrupted the start of a JVM, the JVM would never end.
+        with delayed_interrupts():
+            try:
+                spark = logfs.spark.session(
+                    f"logfs {job}", master=arguments.master, settings=settings
+                )
+            except PySparkException as error:
+                raise LogfsError(f"Spark does not start on {arguments.master}: {error}") from None
         yield spark
     finally:
-        spark.stop()
-
-
-@contextmanager
-def _later_interrupts() -> Iterator[list[int]]:
-    """Catch SIGINT in the context, and yield a list, to which each SIGINT adds its signal number.
-
-    If Ctrl-C interrupted the start of a JVM, the JVM would never end. The caller must check the list after the start.
-    """
-    arrived: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _: arrived.append(number))
-    try:
-        yield arrived
-    finally:
-        signal.signal(signal.SIGINT, before)
+        if spark is not None:
+            spark.stop()
 
 
 def add_topics(parser: argparse.ArgumentParser) -> None:

@@ -22,6 +22,7 @@ from logfs.errors import (
     LogfsError,
     PartitionExists,
     UnknownPartition,
+    did_you_mean,
 )
 from logfs.format.base import names
 from logfs.format.files.commit_file import StagedFile, checked, typed
@@ -509,8 +510,10 @@ def check_topic(store: Store, topic: str) -> None:
     """Raise `UnknownPartition` if the topic has neither partitions nor changed settings (overrides)."""
     if not store.registry.partitions_of(topic) and not store.settings.topic_overrides(topic):
         where = ", ".join(str(log_dir.path) for log_dir in store.log_dirs)
+        topics = {names.parse_directory(name).topic for name in store.registry.homes.copy()}
+        hint = did_you_mean(topic, topics)
         raise UnknownPartition(
-            f"{where}: has no topic {topic!r}; 'logfs describe' lists the partitions"
+            f"{where}: has no topic {topic!r}{hint}; 'logfs describe' lists the partitions"
         )
 
 
