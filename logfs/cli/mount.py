@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
+import socket
 import stat
 import sys
 from contextlib import suppress
@@ -17,8 +19,7 @@ from logfs.cli.service_manager import notify
 from logfs.errors import InvalidStore, InvalidUsage, did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import TextIO
+    from collections.abc import Callable, Iterable
 
     from logfs.mount.mounted_mirror import MirrorOptions
 
@@ -122,8 +123,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Mount, or change an existing mount. Return 0 when the mount is ready, or with `-f` when it has ended.
 
-    Return 1 if the daemon ends before the mount is ready. Raises `InvalidUsage` for wrong
-    options, and `InvalidStore` and `InvalidSetting` for other wrong arguments.
+    Return 1 if the daemon ends before the mount is ready. Raises `InvalidUsage` for wrong options, and `InvalidStore`
+    and `InvalidSetting` for other wrong arguments.
     """
     import logging
 
@@ -340,36 +341,60 @@ def _in_background(serve: Callable[..., None]) -> int:
     """Fork twice to start the daemon, and wait until the mount is ready. Return 0, or print the error and return 1.
 
     `serve` is a function that `_session` returns. Call `_in_background` before locks are taken, threads are started
-    or anything is mounted: the daemon would not have them after the fork. Only the original process returns.
+    or anything is mounted: the daemon would not have them after the fork. Only the original process returns. After
+    Ctrl-C, the daemon unmounts when the mount is ready, and this function raises `KeyboardInterrupt` when the daemon
+    has ended; after a second Ctrl-C at once.
     """
-    reading, writing = os.pipe()
+    here, there = socket.socketpair()
+    # A Ctrl-C before the handler is set would leave the daemon alone.
+    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     if os.fork():
-        os.close(writing)
-        with os.fdopen(reading, "rb") as pipe:
-            answer = os.fsdecode(pipe.read())
-        if answer == "ready":
-            return 0
-        died = (
-            "logfs: the daemon died before the mount was ready; mount with --foreground to see why"
-        )
-        print(answer or died, file=sys.stderr)
-        return 1
-    os.close(reading)
+        there.close()
+        return _await_daemon(here, unblocked)
+    here.close()
     os.setsid()
     if os.fork():
         os._exit(0)
+    signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
     code = 1
     try:
-        code = _daemon(serve, os.fdopen(writing, "w", errors="surrogateescape"))
+        code = _daemon(serve, there)
     finally:
         os._exit(code)
 
 
-def _daemon(serve: Callable[..., None], parent: TextIO) -> int:
+def _await_daemon(daemon: socket.socket, unblocked: Iterable[int]) -> int:
+    """Read the answer of `_daemon` in the process that has started it, with the signal mask `unblocked`."""
+    interrupts: list[int] = []
+
+    def interrupt(number: int, _: object) -> None:
+        interrupts.append(number)
+        if len(interrupts) > 1:
+            raise KeyboardInterrupt
+        daemon.shutdown(socket.SHUT_WR)
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
+    signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+    with daemon, daemon.makefile("rb") as answers:
+        answer = os.fsdecode(answers.read())
+    if answer == "ready":
+        # The mount stays, so Ctrl-C must not end the rest of this process, either.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        return 0
+    if interrupts:
+        raise KeyboardInterrupt
+    died = "logfs: the daemon died before the mount was ready; mount with --foreground to see why"
+    print(answer or died, file=sys.stderr)
+    return 1
+
+
+def _daemon(serve: Callable[..., None], starter: socket.socket) -> int:
     """Run `serve` in the daemon, until the mount is unmounted, and return the exit code.
 
-    `serve` is a function that `_session` returns. The word `ready`, or one line with an error, is written to the pipe
-    `parent`, and the pipe is closed.
+    `serve` is a function that `_session` returns. The word `ready`, or one line with an error, is sent to `starter`,
+    the process that has started the daemon, and the connection is closed. If that process has ended, or has shut down
+    its side of the connection, before the mount is ready, the mount ends.
     """
     import logging
 
@@ -378,16 +403,25 @@ def _daemon(serve: Callable[..., None], parent: TextIO) -> int:
     logger = logging.getLogger(__name__)
 
     def tell(text: str) -> None:
-        # Write to the pipe only once. After the pipe is closed, its descriptor may belong to another file, perhaps a
+        # Send only once. After the connection is closed, its descriptor may belong to another file, perhaps a
         # segment.
-        if parent.closed:
+        if starter.fileno() < 0:
             logger.error("the daemon ends: %s", text)
             return
-        with suppress(OSError), parent:
-            parent.write(text)
+        with suppress(OSError), starter:
+            starter.sendall(os.fsencode(text))
 
     def ready() -> None:
-        tell("ready")
+        starter.setblocking(False)
+        try:
+            has_left = not starter.recv(1)
+        except BlockingIOError:
+            has_left = False
+        starter.setblocking(True)
+        if has_left:
+            os.kill(os.getpid(), signal.SIGTERM)
+        else:
+            tell("ready")
         _detach_from_terminal()
 
     try:

@@ -7,9 +7,11 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import sys
+import time
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -927,6 +929,35 @@ def test_the_word_busy_in_a_path_does_not_change_the_error(tmp_path: Path) -> No
     with pytest.raises(OSError, match="cannot unmount") as failed:
         unmount(tmp_path / "busy")
     assert "fuser" not in str(failed.value)
+
+
+@pytest.mark.drawn(4)
+@pytest.mark.parametrize("tenths", range(1, 13))
+def test_an_interrupted_mount_is_mounted_or_ends(tmp_path: Path, tenths: int) -> None:
+    """At Ctrl-C the command has mounted, or it leaves neither a mount nor a locked log directory."""
+    need_fuse()
+    path, mountpoint = tmp_path / "log", tmp_path / "mnt"
+    with Store(path, create=True) as store:
+        store.create("orders-0").append([b"x"])
+    mountpoint.mkdir()
+    mount = [sys.executable, "-m", "logfs", "mount", path, mountpoint]
+    with subprocess.Popen(mount, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as command:
+        time.sleep(tenths / 10)
+        command.send_signal(signal.SIGINT)
+        output = command.communicate(timeout=60)
+    try:
+        assert output == (b"", b"")
+        if command.returncode == 0:
+            assert (mountpoint / "orders-0/records").read_bytes() == b"x\n"
+        else:
+            assert command.returncode in (130, -signal.SIGINT)
+            assert str(mountpoint) not in logfs_mounts()
+            with Store(path) as store:
+                store["orders-0"].append([b"y"])
+    finally:
+        if str(mountpoint) in logfs_mounts():
+            ok("umount", mountpoint)
+    assert_clean(path)
 
 
 def test_bad_mountpoints(tmp_path: Path) -> None:
