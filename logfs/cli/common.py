@@ -154,6 +154,21 @@ def split_name(words: Sequence[Path]) -> tuple[Sequence[Path], str]:
     return words, ""
 
 
+def split_topic(directories: Sequence[Path]) -> tuple[Sequence[Path], str]:
+    """Return ([LOGDIR], TOPIC) for LOGDIR/TOPIC; otherwise return (directories, "").
+
+    LOGDIR/PARTITION is not split, because a partition has no settings. TOPIC need not exist.
+    """
+    from logfs.store.directory.recognition import PathKind, recognise
+
+    found, name = split_name(directories)
+    if not name and len(directories) == 1 and recognise(directories[0]).kind is PathKind.MISSING:
+        parent = directories[0].parent
+        if recognise(parent).kind in (PathKind.LOG_DIR, PathKind.MOUNTPOINT):
+            return [parent], directories[0].name
+    return (directories, "") if (found[0] / name).is_dir() else (found, name)
+
+
 def target(words: Sequence[str], *, may_be_empty: bool = False) -> Target:
     """Return the partition or topic that a TARGET argument names: LOGDIR/NAME, or LOGDIR… NAME.
 

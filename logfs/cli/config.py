@@ -13,7 +13,7 @@ from logfs.cli.common import (
     parse_changes,
     path_argument,
     print_json,
-    split_name,
+    split_topic,
 )
 from logfs.errors import InvalidUsage
 
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not directories:
         raise InvalidUsage(f"{settings[0]}: give the log directories before the settings")
     if not arguments.topic:
-        directories, arguments.topic = _split_topic(directories)
+        directories, arguments.topic = split_topic(directories)
     changed = [word for word in settings if "=" in word]
     log_dirs = log_dirs_of(directories, may_be_empty=bool(changed) and not arguments.topic)
     # Check the changes before an empty directory becomes a store.
@@ -70,21 +70,6 @@ def run(arguments: argparse.Namespace) -> int:
                 check_topic(store, arguments.topic)
             _show(store, arguments.topic, shown, as_json=arguments.json)
     return 0
-
-
-def _split_topic(directories: Sequence[Path]) -> tuple[Sequence[Path], str]:
-    """Return ([LOGDIR], TOPIC) for LOGDIR/TOPIC; otherwise return (directories, "").
-
-    LOGDIR/PARTITION is not split, because a partition has no settings. TOPIC need not exist.
-    """
-    from logfs.store.directory.recognition import PathKind, recognise
-
-    found, name = split_name(directories)
-    if not name and len(directories) == 1 and recognise(directories[0]).kind is PathKind.MISSING:
-        parent = directories[0].parent
-        if recognise(parent).kind in (PathKind.LOG_DIR, PathKind.MOUNTPOINT):
-            return [parent], directories[0].name
-    return (directories, "") if (found[0] / name).is_dir() else (found, name)
 
 
 def _is_setting(word: str) -> bool:

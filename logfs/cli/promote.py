@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from logfs.cli.common import ask, log_dirs_of, not_empty, split_name
+from logfs.cli.common import ask, log_dirs_of, not_empty, split_topic
 from logfs.errors import InvalidUsage
 from logfs.log.disk.bucket_path import as_path
 
@@ -26,7 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     *words, topics = arguments.target
     if not words:
-        paths, topics = split_name([as_path(topics)])
+        paths, topics = split_topic([as_path(topics)])
         if not topics:
             raise InvalidUsage(f"{paths[0]}: name a mirrored topic, as in LOGDIR/TOPIC")
         words = [str(path) for path in paths]

@@ -367,4 +367,9 @@ def test_a_partition_or_a_topic_in_place_of_a_log_directory(
     said = fails("config", log_dir / "orders-1", "retention.ms")
     assert f"is a partition, not a log directory; did you mean {log_dir}?" in said
     assert "does not exist" in fails("describe", log_dir / "order")
-    assert "has no topic 'order'" in fails("config", log_dir / "order", "retention.ms=1")
+    for words in (["config", log_dir / "order", "retention.ms=1"], ["promote", log_dir / "order"]):
+        assert "has no topic 'order'" in fails(*words)
+    for words in ([log_dir / "orders"], [log_dir, "orders"]):
+        assert "orders is not a mirror" in fails("promote", *words)
+    for path in (log_dir, log_dir / "orders-1"):
+        assert "name a mirrored topic, as in LOGDIR/TOPIC" in misused("promote", path)
