@@ -116,6 +116,7 @@ class Following(Generic[R]):
 
     def _next_read(self) -> R | None:
         """Return the next item that was read but not returned yet; None if another chunk must be read first."""
+        _ = self._store._engine  # raises `StoreClosed`
         while self._read:
             name, after, item = self._read.popleft()
             self._offsets[name] = after

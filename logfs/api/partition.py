@@ -182,7 +182,8 @@ class Partition:
         """Return the record at an offset; None if compaction has removed it, or if it is hidden from readers.
 
         Control records are hidden; with "read_committed", records of aborted transactions are hidden, too. Raises
-        `OffsetOutOfRange`, and `DamagedRange` at damage.
+        `DamagedRange` at damage, and `OffsetOutOfRange`; with "read_committed", the log ends at the last stable
+        offset.
         """
         return self._reader(isolation).record(checked_number("offset", offset))
 

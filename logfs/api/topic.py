@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from logfs.api.arguments import checked_name
 from logfs.api.following import Following
@@ -173,16 +173,23 @@ class TopicSettings(MutableMapping[str, str]):
         )
 
     def __setitem__(self, name: str, value: str | float) -> None:
+        if value is None:
+            raise TypeError(f"{name}: a setting has no value None; use del")
         self.change({name: value})
 
     def __delitem__(self, name: str) -> None:
         self.change({name: None})
 
     def __iter__(self) -> Iterator[str]:
+        _ = self._store._engine  # raises `StoreClosed`
         return iter(TOPIC_SETTINGS)
 
     def __len__(self) -> int:
-        return len(TOPIC_SETTINGS)
+        return sum(1 for _ in self)
+
+    def update(self, *others: Any, **more: str | float) -> None:
+        """Change several settings, all or none. The arguments are those of `dict.update`."""
+        self.change(dict(*others, **more))
 
     def popitem(self) -> tuple[str, str]:
         """Remove one of the topic's own values, and return the name and the value. Raises `KeyError` without one."""

@@ -20,9 +20,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Promote the topics one after the other, and print their names.
 
-    Raises `InvalidSetting` for a topic that is not a mirror; the topics before it stay promoted.
+    Raises `InvalidSetting` for a topic that is not a mirror, and `UnknownPartition` for a missing one. None is then
+    promoted.
     """
-    from logfs.store.admin.requests import Promote
+    from logfs.store.admin.requests import Promote, check_mirror
+    from logfs.store.store import Store
 
     *words, topics = arguments.target
     if not words:
@@ -31,7 +33,11 @@ def run(arguments: argparse.Namespace) -> int:
             raise InvalidUsage(f"{paths[0]}: name a mirrored topic, as in LOGDIR/TOPIC")
         words = [str(path) for path in paths]
     log_dirs = log_dirs_of(words)
-    for topic in topics.split(","):
+    wanted = dict.fromkeys(topics.split(","))
+    with Store(log_dirs, read_only=True, only="") as store:
+        for topic in wanted:
+            check_mirror(store, topic)
+    for topic in wanted:
         ask(log_dirs, Promote(topic))
         print(f"{topic}: is an ordinary topic now")
     return 0

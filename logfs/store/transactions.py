@@ -276,10 +276,17 @@ class Transactions:
 
         Of a transaction whose marker is removed, but not its first records, appends a marker of the same kind, and
         flushes it. If a crash comes before the flush, `end_hanging` ends the transaction. Does nothing for brokers'
-        producers, whose transactions are open again, as in Kafka. Raises the errors of `end_hanging`.
+        producers, whose transactions are open again, as in Kafka. A transaction of this object that runs, and loses
+        records, can only be aborted. Raises the errors of `end_hanging`.
         """
         with self._registry.disk.hold(self._lock):
             before = log.producers.open_transactions()
+            # The last batch of each transaction that runs.
+            sent = {
+                transaction: log.producers[transaction.state.producer_id].batches[-1:]
+                for transaction in self._running.values()
+                if log.name in transaction.state.partitions
+            }
             aborted = {
                 (entry.producer_id, entry.first_offset)
                 for segment in log.state.segments_from(offset)
@@ -287,6 +294,9 @@ class Transactions:
                 for entry in segment.txn_index.entries
             }
             yield
+            for transaction, last in sent.items():
+                if log.producers[transaction.state.producer_id].batches[-1:] != last:
+                    transaction.spoil()
             hanging = {
                 producer_id: first
                 for producer_id, first in log.producers.open_transactions().items()
@@ -389,8 +399,8 @@ class Transaction:
         self.is_ended = False
         self._transactions = transactions
         self._sequences: dict[Log, int] = {}
-        # Whether an append has failed. Some of its batches may be in the log, so only an abort is possible then, as
-        # with Kafka's producer.
+        # Whether an append has failed, or a truncation has removed records. Only an abort is then possible, because
+        # a part of the records may be in the log.
         self._is_broken = False
 
     @property
@@ -454,8 +464,8 @@ class Transaction:
         """Raise `InvalidTransactionState` if only `abort` is possible."""
         if self._is_broken:
             raise InvalidTransactionState(
-                f"transactional id {self.state.transactional_id!r}: a call of this transaction has failed, so it "
-                "can only be aborted; abort it, and begin another"
+                f"transactional id {self.state.transactional_id!r}: a call of this transaction has failed, or "
+                "some of its records were truncated, so it can only be aborted; abort it, and begin another"
             )
 
     def commit(self) -> None:

@@ -143,6 +143,11 @@ def test_settings_are_removed_as_from_any_mapping(path: Path) -> None:
     with logfs.open(path, create=True) as store:
         settings = store.create_topic("a", retention_ms="1d", segment_bytes=50_000).settings
         before = len(settings)
+        with pytest.raises(logfs.InvalidSetting):
+            settings.update({"segment.bytes": "60000"}, **{"retention.ms": "x"})
+        with pytest.raises(TypeError, match="use del"):
+            settings["retention.ms"] = None  # type: ignore[assignment]
+        assert (settings["retention.ms"], settings["segment.bytes"]) == ("86400000", "50000")
         assert settings.popitem() in {("retention.ms", "86400000"), ("segment.bytes", "50000")}
         settings.clear()
         assert (settings["retention.ms"], settings["segment.bytes"]) == ("604800000", "1073741824")
@@ -180,6 +185,7 @@ def test_every_call_on_a_closed_store_is_an_error(path: Path) -> None:
     reading = partition.read()
     next(reading)
     follower, consumer = partition.follow(0), store.consumer("a", group="g")
+    next(follower)
     transaction = store.transaction("id")
     for _ in range(2):
         store.close()
@@ -214,6 +220,8 @@ def test_every_call_on_a_closed_store_is_an_error(path: Path) -> None:
         lambda: [*topic.read()],
         lambda: topic.partitions,
         lambda: topic.settings["retention.ms"],
+        lambda: [*topic.settings],
+        lambda: len(topic.settings),
         topic.flush,
         topic.follow,
         lambda: next(consumer),

@@ -371,5 +371,12 @@ def test_a_partition_or_a_topic_in_place_of_a_log_directory(
         assert "has no topic 'order'" in fails(*words)
     for words in ([log_dir / "orders"], [log_dir, "orders"]):
         assert "orders is not a mirror" in fails("promote", *words)
+    ok("create", log_dir / "copy-0")
+    with Store(log_dir) as store:
+        store.settings.set_topic("copy", "logfs.mirror.source", "cluster")
+    for wrong in ("orders", "nope", ""):
+        fails("promote", log_dir, f"copy,{wrong}")
+        assert "cluster" in ok("config", log_dir / "copy", "logfs.mirror.source")
+    assert ok("promote", log_dir, "copy,copy") == "copy: is an ordinary topic now\n"
     for path in (log_dir, log_dir / "orders-1"):
         assert "name a mirrored topic, as in LOGDIR/TOPIC" in misused("promote", path)

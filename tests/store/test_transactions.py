@@ -480,6 +480,10 @@ def test_a_truncation_keeps_how_transactions_have_ended(
                     append_in(store, "a-0", *values, commit=commit)
                 elif chance.random() < 0.5:
                     commit, first = True, log.append(values)
+                elif chance.random() < 0.3:
+                    start = chance.randrange(log.log_start_offset, log.log_end_offset + 1)
+                    store.delete_records("a-0", start)
+                    model, values = [each for each in model if each[2] >= start], []
                 else:
                     at, end = chance.randrange(log.log_end_offset + 1), log.log_end_offset
                     store.truncate("a-0", at)
@@ -487,8 +491,11 @@ def test_a_truncation_keeps_how_transactions_have_ended(
                     model = [each for each in model if each[2] < cut]
                     values = []
                 model += [(value, commit, first + n) for n, value in enumerate(values)]
-                assert committed(log) == [value for value, shown, _ in model if shown]
-                assert log.last_stable_offset == log.log_end_offset
+                expected = [value for value, shown, _ in model if shown]
+                with Store(log_dir, clock=clock, read_only=True) as beside:
+                    for seen in (log, beside["a-0"]):
+                        assert committed(seen) == expected
+                        assert seen.last_stable_offset == seen.log_end_offset
         assert errors_of([log_dir]) == []
 
 
@@ -527,6 +534,28 @@ def test_the_next_transaction_of_an_id_does_not_end_one_that_hangs(
     store["a-0"].truncate(1)
     append_in(store, "a-0", b"y", commit=not commit)
     assert committed(store["a-0"]) == ([b"x"] if commit else [b"y"])
+
+
+@pytest.mark.parametrize(("earlier", "cut"), [(False, 0), (False, 1), (True, 2), (True, 3)])
+def test_a_transaction_that_loses_records_can_only_be_aborted(
+    store: Store, *, earlier: bool, cut: int
+) -> None:
+    """A truncation of the records of a transaction that runs ends in an abort, not in a part of the records."""
+    log = store.create("a-0")
+    if earlier:
+        append_in(store, "a-0", b"kept", commit=True)
+    transaction = store.transactions.begin("id")
+    for value in (b"one", b"two"):
+        transaction.append("a-0", [value])
+    store.truncate("a-0", log.log_end_offset)
+    transaction.append("a-0", [b"three"])
+    store.truncate("a-0", cut)
+    for call in (lambda: transaction.append("a-0", [b"four"]), transaction.commit):
+        with pytest.raises(InvalidTransactionState, match="some of its records were truncated"):
+            call()
+    transaction.abort()
+    append_in(store, "a-0", b"next", commit=True)
+    assert committed(log) == [*([b"kept"] if earlier else []), b"next"]
 
 
 def test_a_brokers_transaction_without_its_marker_stays_open(store: Store) -> None:

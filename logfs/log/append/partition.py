@@ -590,9 +590,8 @@ class Partition(Log):
             )
 
     def _truncate(self, offset: int) -> None:
-        now_ms = self._clock()
+        now_ms, before = self._clock(), self.state
         self.forget_keys()
-        before = self.state
         kept = [segment for segment in before.segments if segment.base_offset <= offset]
         dropped = before.segments[len(kept) :]
         cut = kept[-1].end_before(offset) if kept else None
@@ -604,7 +603,8 @@ class Partition(Log):
             offset = cut.next_offset
         start = min(before.log_start_offset, offset)
         local = [segment for segment in kept if not segment.is_tiered]
-        self._producers = self.snapshots.restore(local, start, offset, now_ms)
+        begin = local[0].base_offset
+        self._producers = self.snapshots.restore(local, start, offset, now_ms, begin=begin)
         # Show readers the shorter log before its files are cut. A transaction whose marker is cut off is open again.
         self.state = before._replace(
             segments=tuple(kept),

@@ -153,7 +153,8 @@ class ProducerSnapshots:
         """Return the producers at the offset `end`: those of the newest snapshot, updated by the batches after it.
 
         If there is no snapshot, all batches from `begin` on are read. A `begin` below the log start offset finds
-        transactions that began there, too. If `begin` is None, the log start offset is used, as in Kafka.
+        transactions that began there, too, as readers in other processes do. If `begin` is None, the log start offset
+        is used, as in Kafka.
 
         Removes the snapshots above `end`, and those at or below the log start. Writes snapshots at `end` and at the
         base offsets of the last two segments, but none at or below the newest snapshot (kafka-storage 9.8).

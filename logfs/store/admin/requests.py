@@ -328,9 +328,7 @@ class Promote(Request, operation="promote"):
         return ""
 
     def run(self, store: Store, report: Report) -> Answer:
-        check_topic(store, self.topic)
-        if MIRROR_SOURCE not in store.settings.topic_overrides(self.topic):
-            raise InvalidSetting(f"topic {self.topic} is not a mirror: it accepts appends already")
+        check_mirror(store, self.topic)
         store.settings.set_topic(self.topic, MIRROR_SOURCE, None)
         return {}
 
@@ -504,6 +502,13 @@ def _adding(report: Report, total: int) -> Callable[[int], None]:
         report(done, total)
 
     return spend
+
+
+def check_mirror(store: Store, topic: str) -> None:
+    """Raise `InvalidSetting` if a topic does not mirror one of another cluster. Raises the error of `check_topic`."""
+    check_topic(store, topic)
+    if MIRROR_SOURCE not in store.settings.topic_overrides(topic):
+        raise InvalidSetting(f"topic {topic} is not a mirror: it accepts appends already")
 
 
 def check_topic(store: Store, topic: str) -> None:
