@@ -157,13 +157,16 @@ def split_name(words: Sequence[Path]) -> tuple[Sequence[Path], str]:
 def split_topic(directories: Sequence[Path]) -> tuple[Sequence[Path], str]:
     """Return ([LOGDIR], TOPIC) for LOGDIR/TOPIC; otherwise return (directories, "").
 
-    LOGDIR/PARTITION is not split, because a partition has no settings. TOPIC need not exist.
+    LOGDIR/PARTITION is not split, because a partition has no settings. Neither TOPIC nor PARTITION need exist.
     """
     from logfs.store.directory.recognition import PathKind, recognise
 
     found, name = split_name(directories)
     if not name and len(directories) == 1 and recognise(directories[0]).kind is PathKind.MISSING:
         parent = directories[0].parent
+        with suppress(InvalidName):
+            names.parse_directory(directories[0].name)
+            return directories, ""
         if recognise(parent).kind in (PathKind.LOG_DIR, PathKind.MOUNTPOINT):
             return [parent], directories[0].name
     return (directories, "") if (found[0] / name).is_dir() else (found, name)

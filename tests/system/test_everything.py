@@ -76,10 +76,12 @@ class Everything(Logs):
     def truncate(self, name: str) -> None:
         super().truncate(name)
         self.texts = [each for each in self.texts if each[1] != name]
-        for topic, opened, known in self.merged_texts:
+        for number, (topic, opened, known) in enumerate(self.merged_texts):
             # Sometimes look at a text between the truncation and the next append, sometimes only later.
             if topic == topic_of(name) and self.chance.random() < 0.5:
-                self._read_merged(opened, known)
+                read = self._read_merged(opened, known)
+                # The text may have grown by records that the next truncation cuts off.
+                self.merged_texts[number] = topic, opened, known if read is None else read
 
     def _read_merged(self, opened: MergedText, known: bytes) -> bytes | None:
         """Return what an open text of a topic has now; None if a record that was read of it was cut off."""
