@@ -16,6 +16,7 @@ import pickle
 import random
 import re
 import shutil
+import signal
 import time
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -185,6 +186,10 @@ class Run:
     def _stop(self, daemon: Daemon) -> None:
         code = daemon.child.poll()
         if self.is_killed:
+            return
+        if code == -signal.SIGABRT and self.fault.syscall == "mmap":
+            # A compiled library such as LLVM aborts if it gets no memory. The records are checked as after a kill.
+            self.counts["aborted without memory"] += 1
             return
         if code is not None:
             self.wrong(f"the daemon ended with {code}: {daemon.child.output[-1500:]}")
