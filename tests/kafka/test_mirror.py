@@ -307,7 +307,7 @@ def test_a_mount_refuses_options_that_do_not_fit(
     """Wrong options are said before anything is mounted."""
     (tmp_path / "log").mkdir()
     done = call("mount", *words, tmp_path / "log", tmp_path / "mnt")
-    assert done.returncode == 2
+    assert done.returncode == (1 if message == "nowhere" else 2)
     assert message in done.stderr.decode()
 
 
