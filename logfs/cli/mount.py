@@ -210,7 +210,7 @@ def _store_session(arguments: argparse.Namespace, words: list[str]) -> Callable[
             read_only = word == "ro" or arguments.read_only
         elif word == "allow_other":
             allow_other = True
-            print(f"logfs: allow_other: {_who_may_enter(log_dirs[0])}", file=sys.stderr)
+            _warn_of_closed(log_dirs[0])
         elif word == "nonempty":
             nonempty = True
         elif word in _FUSE_OPTIONS:
@@ -322,8 +322,8 @@ def _no_such_option(word: str) -> InvalidUsage:
     )
 
 
-def _who_may_enter(log_dir: Path) -> str:
-    """Return a message that says which users can access the mount with `allow_other`.
+def _warn_of_closed(log_dir: Path) -> None:
+    """Print a warning if not all users will be able to access a mount with `allow_other`.
 
     The mode of the first log directory decides this, because the root of the mount has the same mode.
     """
@@ -332,9 +332,12 @@ def _who_may_enter(log_dir: Path) -> str:
     except OSError:
         # The log directory does not exist. The mount will create it without access for other users.
         is_open = False
-    if is_open:
-        return "all users can access the mount; mode bits control permissions"
-    return f"other users can access the mount only if they can enter the log directory; run chmod 755 {log_dir}"
+    if not is_open:
+        print(
+            "logfs: allow_other: other users can access the mount only if they can enter the log directory; run "
+            f"chmod 755 {log_dir}",
+            file=sys.stderr,
+        )
 
 
 def _in_background(serve: Callable[..., None]) -> int:

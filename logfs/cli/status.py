@@ -7,6 +7,7 @@ from json import dumps
 from typing import TYPE_CHECKING, Any
 
 from logfs.cli.common import path_argument
+from logfs.errors import InvalidStore
 from logfs.format.base.quantities import format_duration
 
 if TYPE_CHECKING:
@@ -36,13 +37,17 @@ def run(arguments: argparse.Namespace) -> int:
 
     The exit code is 1 if a mount cannot be read, a partition is offline, or a log directory has failed. With `--json`
     it is 1 only if a mount cannot be read. Raises `InvalidStore` if the argument is no mount, log directory or
-    bucket, and the errors of `logfs.open` if a log directory cannot be opened.
+    bucket, or if nothing is mounted and there is no argument. Also raises the errors of `logfs.open` if a log
+    directory cannot be opened.
     """
     from logfs.cli.watch import MountSource, mounts, source
 
     wanted = arguments.target
+    sources = [*map(MountSource, mounts())] if wanted is None else [source(wanted)]
+    if not sources:
+        raise InvalidStore("no logfs is mounted; mount one, or give a log directory")
     code = 0
-    for each in map(MountSource, mounts()) if wanted is None else [source(wanted)]:
+    for each in sources:
         try:
             code |= _print(each, json=arguments.json)
         finally:

@@ -395,6 +395,9 @@ class Operations(Handlers[Node]):
         if isinstance(node, GrowingFile) and not self._sizes.may_open(node, ctx.pid):
             # At ESTALE the kernel looks the name up again.
             raise pyfuse3.FUSEError(errno.ESTALE)
+        if self.context.is_sync:
+            # With direct_io, the kernel sends no FSYNC after a write, although it knows the option.
+            flags |= os.O_SYNC
         handle = await self._run(node.open, flags, _caller(ctx))
         number = self._new_handle()
         self._handles[number] = handle

@@ -23,6 +23,8 @@ _FLAGS = {
     "nosuid": 2,
     "nodev": 4,
     "noexec": 8,
+    "sync": 16,
+    "dirsync": 128,
     "noatime": 1024,
     "nodiratime": 2048,
     "relatime": 1 << 21,
@@ -43,7 +45,7 @@ _ATIME = ("noatime", "relatime", "strictatime")
 # Options that take effect only when the filesystem is mounted: a remount cannot change them.
 _FIXED = frozenset({"allow_other", "isolation", "linger_ms", "sync", "dirsync", "write_behind"})
 # Options that a remount can change. Every mount of logfs has nosuid and nodev, so a remount cannot change these two.
-CHANGEABLE = frozenset({*_FLAGS, *_OPPOSITE} - {"nosuid", "nodev"})
+CHANGEABLE = frozenset({*_FLAGS, *_OPPOSITE} - {"nosuid", "nodev", *_FIXED})
 
 
 def remount(mountpoint: Path, words: Iterable[str]) -> None:
@@ -64,7 +66,8 @@ def remount(mountpoint: Path, words: Iterable[str]) -> None:
     in_force = mount.options | mount.flags
     in_force |= {f"{name}={status[name]}" for name in ("isolation", "linger_ms") if name in status}
     in_force |= {"write_behind"} & status.keys()
-    flags = set(mount.flags & _FLAGS.keys())
+    # The kernel clears each flag that is left out of the call.
+    flags = {*mount.flags & _FLAGS.keys(), *mount.options & {"sync", "dirsync"}}
     for word in words:
         if word in CHANGEABLE:
             flags -= {*_OPPOSITE.get(word, ()), *(_ATIME if word in _ATIME else ())}

@@ -136,7 +136,15 @@ def _mount(
     """
     mirror = None if options.mirror is None else MountedMirror(store, options.mirror)
     errors, requests = ErrorLog(store.clock), AdminRequests()
-    context = Context(store, errors, logfs.__version__, requests, options.isolation, mirror)
+    context = Context(
+        store,
+        errors,
+        logfs.__version__,
+        requests,
+        options.isolation,
+        mirror,
+        is_sync="sync" in options.fuse_options,
+    )
     operations = Operations(RootDirectory(context))
     threads.start()
     address = options.metrics_address

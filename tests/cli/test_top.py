@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import orjson
 import pytest
 
-from logfs.cli import main
+from logfs.cli import main, watch
 from logfs.cli.watch import parse_metrics
 from logfs.store.directory import mount_table
 from logfs.store.observe.metrics import Family, Sample, render
@@ -242,6 +242,17 @@ def test_live_top_ends_when_its_mount_goes_away(live: Terminal, filled: Mount) -
 
 
 # The status.
+
+
+def test_status_without_a_mount(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """If nothing is mounted, `logfs status` fails, so that a script notices."""
+    monkeypatch.setattr(watch, "mounts", list)
+    assert main(["status"]) == 1
+    assert capsys.readouterr().err == (
+        "logfs: no logfs is mounted; mount one, or give a log directory\n"
+    )
 
 
 def test_status_of_a_mount_that_does_not_respond(

@@ -956,7 +956,9 @@ def test_an_interrupted_mount_is_mounted_or_ends(tmp_path: Path, tenths: int) ->
                 store["orders-0"].append([b"y"])
     finally:
         if str(mountpoint) in logfs_mounts():
-            ok("umount", mountpoint)
+            # On a busy machine, the command may say on standard error what it waits for.
+            done = call("umount", mountpoint)
+            assert done.returncode == 0, done
     assert_clean(path)
 
 

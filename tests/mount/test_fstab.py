@@ -5,6 +5,7 @@ Each test runs in a mount namespace of its own, in which `mount.logfs` is where 
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -146,25 +147,32 @@ def test_mount_a_may_run_again_and_again(machine: Machine, tmp_path: Path) -> No
 
 
 def test_flags_of_a_mount_change(machine: Machine, tmp_path: Path) -> None:
-    """`mount -o remount,…` changes ro and rw, noexec and access times, with and without a line in fstab; `ro` is
-    refused while a file is open for writing.
+    """`mount -o remount,…` changes ro and rw, noexec and access times, with and without a line in fstab, and leaves
+    `sync` and `dirsync`; `ro` is refused while a file is open for writing.
     """
     log = tmp_path / "log"
-    mnt = machine.line(log, tmp_path / "mnt", "allow_other,isolation=read_committed")
-    assert machine.mount(mnt).returncode == 0
+    options = "allow_other,sync,dirsync,isolation=read_committed"
+    mnt = machine.line(log, tmp_path / "mnt", options)
+    log.mkdir()
+    log.chmod(0o755)
+    mounted = machine.mount(mnt)
+    assert (mounted.returncode, mounted.stderr) == (0, "")
     before = machine.flags(mnt)
     machine.ok("mkdir", mnt / "orders-0")
     (tmp_path / "empty").touch()
     for fstab in (machine.fstab, tmp_path / "empty"):
         machine.fstab = fstab
         assert machine.mount("-o", "remount,ro,noatime,noexec", mnt).returncode == 0
-        assert {"ro", "noatime", "noexec", "nosuid", "nodev", "allow_other"} <= machine.flags(mnt)
+        changed = {"ro", "noatime", "noexec"}
+        assert changed | {"sync", "dirsync", "nosuid", "nodev", "allow_other"} <= machine.flags(mnt)
         refused = machine.call("sh", "-c", f"echo a >{mnt}/orders-0/append")
         assert "Read-only file system" in refused.stderr
         assert machine.ok("cat", mnt / "orders-0/records") == ""
         assert machine.mount("-o", "remount,rw,relatime,exec", mnt).returncode == 0
         assert machine.flags(mnt) == before
     machine.ok("sh", "-c", f"echo a >{mnt}/orders-0/append")
+    status = json.loads(machine.ok("cat", mnt / "orders-0/status.json"))
+    assert status["recovery_point"] == 1
     holding = machine.call(
         "sh", "-c", f"exec 3>>{mnt}/orders-0/append; {' '.join(LOGFS)} mount -o remount,ro {mnt}"
     )

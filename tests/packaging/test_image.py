@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -71,7 +72,8 @@ def docker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Docker]:
 @pytest.fixture(scope="module")
 def image(docker: Callable[..., str], deb: Path) -> str:
     """The image. Its base has the name of the published one, but is made here: nothing is pulled."""
-    docker("import", base_archive(), "debian:bookworm-slim")
+    release = platform.freedesktop_os_release()["VERSION_CODENAME"]
+    docker("import", base_archive(), f"debian:{release}-slim")
     build(deb.parent, "image", DOCKER_BUILDKIT="0")
     return IMAGE
 

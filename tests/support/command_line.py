@@ -21,7 +21,7 @@ def call(
 def ok(*words: str | Path, stdin: bytes = b"") -> str:
     """Run `logfs …`, which must succeed and print nothing on standard error; return its output."""
     done = call(*words, stdin=stdin)
-    assert (done.returncode, done.stderr) == (0, b"")
+    assert (done.returncode, done.stderr) == (0, b""), done
     return done.stdout.decode()
 
 

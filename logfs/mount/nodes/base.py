@@ -77,6 +77,7 @@ class Context(NamedTuple):
 
     `version` is the version of logfs. `requests` are the administrative requests in progress. `isolation` decides
     whether files show the records of open and aborted transactions. `mirror` is None if the mount mirrors no cluster.
+    With `is_sync` (the mount option `sync`), every open file is used as if it had been opened with O_SYNC.
     """
 
     store: Store
@@ -85,6 +86,7 @@ class Context(NamedTuple):
     requests: AdminRequests
     isolation: Isolation = Isolation.READ_UNCOMMITTED
     mirror: MountedMirror | None = None
+    is_sync: bool = False
 
 
 class Node:
