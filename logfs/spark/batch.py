@@ -17,13 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import pyarrow as pa
-    from pyspark.sql.datasource import Filter
+    from pyspark.sql.datasource import Filter, InputPartition
     from pyspark.sql.types import StructType
 
     from logfs.format.base.names import TopicPartition
     from logfs.log.read.reader import Reader
     from logfs.spark.options import ReadOptions
-    from logfs.spark.splits import Split
 
 
 class BatchReader(DataSourceReader):
@@ -36,8 +35,8 @@ class BatchReader(DataSourceReader):
         self.pushed = PushedFilters()
 
     @short_errors()
-    def partitions(self) -> list[Split]:
-        """Return the splits (Spark's input partitions) of the query, one for each task.
+    def partitions(self) -> list[InputPartition]:
+        """Return the input partitions of the query, one for each task.
 
         Raises `ValueError` if
 
@@ -52,7 +51,7 @@ class BatchReader(DataSourceReader):
         with opened(self.options) as topics:
             return topics.planned((self.options, self.pushed), lambda: self._plan(topics.readers()))
 
-    def _plan(self, readers: dict[TopicPartition, Reader]) -> list[Split]:
+    def _plan(self, readers: dict[TopicPartition, Reader]) -> list[InputPartition]:
         return splits.plan(self._wanted(readers), readers, self.options)
 
     def _wanted(
@@ -80,14 +79,14 @@ class BatchReader(DataSourceReader):
             for wanted in self.pushed.wanted(readers[name], first, end)
         ]
 
-    def read(self, partition: Split) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
-        """In a task: return the records of a split as Arrow batches, in the order of the ranges in the split.
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """In a task: return the records of an input partition as Arrow batches, in the order of its splits.
 
         Raises `DataLoss` for records that were deleted after the query was planned, `Corrupt` for damage, `NotOnHost`
         if this machine does not have the planned files, and `OSError`.
         """
         return splits.read(
-            partition, BatchMaker(arrow_schema(self.schema)), self.options, self.pushed
+            partition.value, BatchMaker(arrow_schema(self.schema)), self.options, self.pushed
         )
 
 

@@ -1,15 +1,15 @@
-"""Plans splits (Spark's input partitions) in the driver, and reads their records in tasks.
+"""Plans the input partitions of a query in the driver, and reads their records in tasks.
 
-A split is a list of offset ranges, each in one segment. Large segments are divided between splits, if possible at
-entries of the offset index. Small segments share a split.
+The value of an input partition (a term of Spark, one for each task) is a list of splits: ranges of offsets, each in
+one segment (`SegmentSplit`). Large segments are divided between tasks, if possible at entries of the offset index.
+Small segments share a task.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from pyspark.sql.datasource import InputPartition
 
@@ -48,8 +48,8 @@ logger = logging.getLogger(__name__)
 
 _Item = TypeVar("_Item")
 
-# The least and the greatest size of a split if the options splitBytes and minPartitions are not given. Smaller splits
-# are not worthwhile: starting a task takes as long as reading some MB.
+# The least and the greatest size of an input partition if the options splitBytes and minPartitions are not given.
+# Smaller ones are not worthwhile: starting a task takes as long as reading some MB.
 _LEAST_BYTES = 4 << 20
 _MOST_BYTES = 128 << 20
 
@@ -60,24 +60,6 @@ class DataLoss(LogfsError):
 
 class NotStable(LogfsError):
     """Offsets that a query must read with read_committed are at or above the last stable offset of their log."""
-
-
-class SplitPart(NamedTuple):
-    """A range of records in one segment (a `SegmentSplit`), and the partition that has this segment."""
-
-    topic: str
-    partition: int
-    segment_split: SegmentSplit
-
-
-@dataclass
-class Split(InputPartition):
-    """The input partition (a term of Spark) of one task: the ranges of records that the task reads, in order."""
-
-    parts: list[SplitPart]
-
-    def __post_init__(self) -> None:
-        super().__init__(None)
 
 
 def report_loss(
@@ -132,58 +114,56 @@ def plan(
     wanted: Sequence[tuple[TopicPartition, int, int]],
     readers: Mapping[TopicPartition, Reader],
     options: ReadOptions,
-) -> list[Split]:
-    """Divide the offsets that a query reads into splits, and return the splits in the order of `wanted`.
+) -> list[InputPartition]:
+    """Divide the offsets that a query reads into input partitions, and return these in the order of `wanted`.
 
     `wanted` has (partition, first, end) for each range of offsets [first, end) to read. The number and the size of
-    the splits depend on `options`. By default, there are about as many splits as the driver has processors, but each
-    split has about 4 to 128 MiB. Raises `DataLoss` if failOnDataLoss is true and records are deleted meanwhile, and
+    the input partitions depend on `options`. By default, there are about as many as the driver has processors, but
+    each has about 4 to 128 MiB. Raises `DataLoss` if failOnDataLoss is true and records are deleted meanwhile, and
     the errors of `Reader.until_settled`.
     """
 
     fail = options.fail_on_data_loss
 
-    def parts_of(split_bytes: int, records: int | None = None) -> list[SplitPart]:
+    def splits_of(split_bytes: int, records: int | None = None) -> list[SegmentSplit]:
         return [
-            part
+            split
             for name, first, end in wanted
-            for part in _parts(name, readers[name], first, end, split_bytes, records, fail=fail)
+            for split in _splits(name, readers[name], first, end, split_bytes, records, fail=fail)
         ]
 
     split_bytes = options.split_bytes or _MOST_BYTES
-    parts = parts_of(split_bytes)
-    total = sum(part.segment_split.bytes for part in parts)
+    splits = splits_of(split_bytes)
+    total = sum(split.bytes for split in splits)
     if options.split_bytes is None:
         each = total // len(os.sched_getaffinity(0))
         split_bytes = min(max(each, _LEAST_BYTES), _MOST_BYTES)
     if options.min_partitions is not None:
         split_bytes = min(split_bytes, max(total // options.min_partitions, 1))
-    if any(part.segment_split.bytes > split_bytes for part in parts):
-        parts = parts_of(split_bytes)
+    if any(split.bytes > split_bytes for split in splits):
+        splits = splits_of(split_bytes)
     limits = [options.max_records_per_partition]
-    if options.min_partitions is not None and len(parts) < options.min_partitions:
-        records = sum(
-            part.segment_split.end_offset - part.segment_split.first_offset for part in parts
-        )
+    if options.min_partitions is not None and len(splits) < options.min_partitions:
+        records = sum(split.end_offset - split.first_offset for split in splits)
         limits.append(max(-(-records // options.min_partitions), 1))
     most = min((limit for limit in limits if limit is not None), default=None)
-    if most is not None and parts:
-        # Each split has only one range of offsets, as with maxRecordsPerPartition in Kafka's source.
-        return [Split([part]) for part in parts_of(split_bytes, most)]
-    groups = [*packed(parts, lambda part: part.segment_split.bytes, split_bytes)]
-    # A part ends at the end of a batch, so it may exceed `split_bytes`, and there may be fewer groups than
-    # `min_partitions`. Divide the group with the most parts until there are enough groups.
+    if most is not None and splits:
+        # Each task has only one range of offsets, as with maxRecordsPerPartition in Kafka's source.
+        return [InputPartition([split]) for split in splits_of(split_bytes, most)]
+    groups = [*packed(splits, lambda split: split.bytes, split_bytes)]
+    # A split ends at the end of a batch, so it may exceed `split_bytes`, and there may be fewer groups than
+    # `min_partitions`. Divide the group with the most splits until there are enough groups.
     while groups and len(groups) < (options.min_partitions or 0):
         largest = max(groups, key=len)
         if len(largest) < 2:
             break
         at = groups.index(largest)
         groups[at : at + 1] = [largest[: len(largest) // 2], largest[len(largest) // 2 :]]
-    # Never return an empty list: Spark would then call `read` with an input partition that is not a `Split`.
-    return [Split(group) for group in groups] or [Split([])]
+    # Never return an empty list: Spark would then call `read` with an input partition that has no list of splits.
+    return [InputPartition(group) for group in groups or [[]]]
 
 
-def _parts(
+def _splits(
     name: TopicPartition,
     reader: Reader,
     first: int,
@@ -192,11 +172,11 @@ def _parts(
     records: int | None,
     *,
     fail: bool,
-) -> list[SplitPart]:
+) -> list[SegmentSplit]:
     found = planned(reader, first, end, split_bytes, records)
     # Report records that were deleted while the splits were planned: they are in none of the splits.
     inside_log(name, reader, first, end, fail=fail)
-    return [SplitPart(name.topic, name.partition, segment_split) for segment_split in found]
+    return found
 
 
 def planned(
@@ -243,9 +223,12 @@ def packed(
 
 
 def read(
-    split: Split, maker: BatchMaker, options: ReadOptions, pushed: PushedFilters | None = None
+    splits: Sequence[SegmentSplit],
+    maker: BatchMaker,
+    options: ReadOptions,
+    pushed: PushedFilters | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the records of a split as Arrow batches: one part of the split after the other, each by offset.
+    """Yield the records of splits as Arrow batches: one split after the other, each by offset.
 
     Records whose timestamps do not pass the filters in `pushed` are left out; None stands for no filters. Raises the
     errors of the function `columns`; an `OSError` has the name of this host in its text.
@@ -253,9 +236,9 @@ def read(
     pushed = pushed or PushedFilters()
     with workers.short_errors(), workers.naming_host():
         runs = (
-            ArrowRun(part.topic, part.partition, pushed.select(found))
-            for part in split.parts
-            for found in columns(part, options, pushed.since_ms)
+            ArrowRun(*parse_directory(split.segment.partition), pushed.select(found))
+            for split in splits
+            for found in columns(split, options, pushed.since_ms)
         )
         for group in grouped(runs):
             yield maker.batch(group)
@@ -263,9 +246,9 @@ def read(
 
 
 def columns(
-    part: SplitPart, options: ReadOptions, since_ms: int | None = None
+    split: SegmentSplit, options: ReadOptions, since_ms: int | None = None
 ) -> Iterator[Columns]:
-    """Yield the records of one part of a split, in the order of their offsets.
+    """Yield the records of a split, in the order of their offsets.
 
     If `since_ms` is given, batches whose timestamps are all below it are left out. Raises `DataLoss` for records that
     were deleted after the query was planned, `Corrupt` for damage, `NotOnHost` if this machine does not have the
@@ -275,10 +258,10 @@ def columns(
     try:
         # `scan_split.read` opens the file at once. Later, the file may be renamed or removed without harm to this
         # read.
-        read = scan_split.read(part.segment_split, since_ms)
+        read = scan_split.read(split, since_ms)
     except Gone as gone:
         logger.info("%s; reading its records from the files that the log has now", gone)
-        yield from _columns_again(part, gone, options, since_ms)
+        yield from _columns_again(split, gone, options, since_ms)
         return
     for found in read:
         if isinstance(found, DamagedRange):
@@ -290,17 +273,17 @@ def columns(
 
 
 def _columns_again(
-    part: SplitPart, gone: Gone, options: ReadOptions, since_ms: int | None
+    split: SegmentSplit, gone: Gone, options: ReadOptions, since_ms: int | None
 ) -> Iterator[Columns]:
-    """Yield the records of a part from the current files of the log, after the planned file could not be opened.
+    """Yield the records of a split from the current files of the log, after the planned file could not be opened.
 
     Compaction may have replaced the planned file, or retention may have deleted it. `gone` is the error that the
     attempt to open the planned file raised.
     """
-    segment_split, fail = part.segment_split, options.fail_on_data_loss
-    directory = as_path(segment_split.segment.directory)
+    fail = options.fail_on_data_loss
+    directory = as_path(split.segment.directory)
     where = f"; host {workers.host()}: {gone}"
-    if _is_deleted(segment_split.segment, gone):
+    if _is_deleted(split.segment, gone):
         for log_dir in log_dirs_of(options.paths):
             other = as_path(log_dir) / directory.name
             if other != directory and other.is_dir():
@@ -317,14 +300,14 @@ def _columns_again(
         partition = store[directory.name]
         # If the segment is still in the log, only this machine lacks the segment's file. For a bucket, this
         # conclusion would be wrong: an outdated listing may still show a deleted segment.
-        if not partition.disk.is_remote and not segment_split.segment.has_left(partition):
+        if not partition.disk.is_remote and not split.segment.has_left(partition):
             raise NotOnHost.because(gone)
         reader = partition.isolated(options.isolation)
-        first, end = segment_split.first_offset, segment_split.end_offset
+        first, end = split.first_offset, split.end_offset
         first, end = inside_log(partition.name, reader, first, end, fail=fail, where=where)
         if first < end:
             split_bytes = options.split_bytes or _MOST_BYTES
-            for found in _parts(partition.name, reader, first, end, split_bytes, None, fail=fail):
+            for found in _splits(partition.name, reader, first, end, split_bytes, None, fail=fail):
                 yield from columns(found, options, since_ms)
 
 

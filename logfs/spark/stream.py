@@ -41,12 +41,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     import pyarrow as pa
+    from pyspark.sql.datasource import InputPartition
     from pyspark.sql.types import StructType
 
     from logfs.format.base.names import TopicPartition
     from logfs.log.read.reader import Reader
     from logfs.spark.options import ReadOptions
-    from logfs.spark.splits import Split
     from logfs.spark.topics import Offsets, OffsetsJson, TopicSnapshot
 
 # How many times missing partitions are looked up again, and the pause before each lookup.
@@ -372,8 +372,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # The methods below plan and read a micro-batch.
 
     @short_errors()
-    def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[Split]:
-        """Return the splits of the micro-batch from the offsets `start` to the offsets `end`, both in JSON form.
+    def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[InputPartition]:
+        """Return the input partitions of the micro-batch from `start` to `end`, which are offsets in JSON form.
 
         Raises `DataLoss` for a loss if failOnDataLoss is true, and other kinds of `LogfsError` or `OSError` if the
         log directories cannot be read.
@@ -419,13 +419,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ]
         return splits.plan(wanted, readers, self.options)
 
-    def read(self, partition: Split) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
-        """In a task: return the records of a split as Arrow batches, in the order of the split's parts.
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """In a task: return the records of an input partition as Arrow batches, in the order of its splits.
 
         Raises `DataLoss` for records that were deleted after the micro-batch was planned, `Corrupt` for damage,
         `NotOnHost` if this machine does not have the planned files, and `OSError`.
         """
-        return splits.read(partition, BatchMaker(arrow_schema(self.schema)), self.options)
+        return splits.read(partition.value, BatchMaker(arrow_schema(self.schema)), self.options)
 
     def commit(self, end: Mapping[str, Any]) -> None:
         """Do nothing: Spark keeps the offsets in its checkpoint.
@@ -464,11 +464,11 @@ class RefusedStream(DataSourceStreamReader):
         raise self._error
 
     @short_errors()
-    def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[Split]:
+    def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[InputPartition]:
         """Raise the error that was given to `__init__`, so that Spark shows it."""
         raise self._error
 
-    def read(self, partition: Split) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Raise the error that was given to `__init__`, so that Spark shows it."""
         raise self._error
 

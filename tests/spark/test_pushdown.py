@@ -98,9 +98,9 @@ def reader(log_dir: Path, **options: str) -> FilteredReader:
 def planned(found: FilteredReader) -> int:
     """Return how many offsets the tasks will scan."""
     return sum(
-        part.segment_split.end_offset - part.segment_split.first_offset
-        for split in found.partitions()
-        for part in split.parts
+        split.end_offset - split.first_offset
+        for partition in found.partitions()
+        for split in partition.value
     )
 
 

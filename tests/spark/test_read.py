@@ -528,7 +528,7 @@ def test_a_file_may_leave_the_log_again_during_the_search(
         reader = source.reader(source.schema())
         (split,) = reader.partitions()
         store.compact("orders-0", roll=True)
-        plan = splits._parts
+        plan = splits._splits
 
         def compact_behind(*arguments: Any, **named: Any) -> Any:
             monkeypatch.undo()
@@ -537,7 +537,7 @@ def test_a_file_may_leave_the_log_again_during_the_search(
             store.compact("orders-0", roll=True)
             return found
 
-        monkeypatch.setattr(splits, "_parts", compact_behind)
+        monkeypatch.setattr(splits, "_splits", compact_behind)
         found = [o for batch in reader.read(split) for o in batch.column("offset").to_pylist()]
     assert found == [28, 29]
 

@@ -381,8 +381,8 @@ def test_a_new_partition_without_its_beginning_is_a_loss(tmp_path: Path) -> None
             stream.partitions(start, end)
         stream.stop()
         stream = reader(tmp_path / "logs", failOnDataLoss="false")
-        (split,) = stream.partitions(start, end)
-        assert [part.segment_split.first_offset for part in split.parts] == [5, 4]
+        (partition,) = stream.partitions(start, end)
+        assert [split.first_offset for split in partition.value] == [5, 4]
         stream.stop()
 
 
@@ -420,7 +420,7 @@ def test_a_query_that_reads_committed_records_from_now_on_does_not_go_back(tmp_p
         for strict in ("true", "false"):
             stream = reader(logs, isolationLevel="read_committed", failOnDataLoss=strict)
             assert stream.latestOffset(start) == start
-            assert [split.parts for split in stream.partitions(start, start)] == [[]]
+            assert [partition.value for partition in stream.partitions(start, start)] == [[]]
             stream.stop()
 
 
@@ -440,13 +440,11 @@ def test_a_topic_recreated_after_its_batch_was_planned(tmp_path: Path) -> None:
             strict.partitions(start, end)
         strict.stop()
         stream = reader(logs, failOnDataLoss="false")
-        assert [split.parts for split in stream.partitions(start, end)] == [[]]
+        assert [partition.value for partition in stream.partitions(start, end)] == [[]]
         found = stream.latestOffset(end)
         assert found == {"orders": {"0": 100}, f"orders#{topic_id(logs)}": {}}
-        (split,) = stream.partitions(end, found)
-        assert [
-            (part.segment_split.first_offset, part.segment_split.end_offset) for part in split.parts
-        ] == [(0, 100)]
+        (partition,) = stream.partitions(end, found)
+        assert [(split.first_offset, split.end_offset) for split in partition.value] == [(0, 100)]
         stream.stop()
 
 
@@ -468,12 +466,12 @@ def test_a_single_partition_recreated_between_two_triggers(tmp_path: Path) -> No
         strict.stop()
         first = stream.latestOffset(start)
         assert plain(first) == {"orders": {"0": 10}}
-        assert [split.parts for split in stream.partitions(start, first)] == [[]]
+        assert [partition.value for partition in stream.partitions(start, first)] == [[]]
         second = stream.latestOffset(first)
         assert plain(second) == {"orders": {"0": 10, "1": 30}}
-        (split,) = stream.partitions(first, second)
-        assert [(part.partition, part.segment_split.first_offset) for part in split.parts] == [
-            (1, 0)
+        (partition,) = stream.partitions(first, second)
+        assert [(split.segment.partition, split.first_offset) for split in partition.value] == [
+            ("orders-1", 0)
         ]
         stream.stop()
 

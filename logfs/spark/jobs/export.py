@@ -19,7 +19,7 @@ from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from logfs.errors import InvalidSetting
-from logfs.format.base.names import TopicPartition
+from logfs.format.base.names import parse_directory
 from logfs.format.batches.columns import concatenate
 from logfs.format.encoding.arrow_batches import ArrowRun, grouped
 from logfs.spark import splits
@@ -48,11 +48,11 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from logfs.log.scan.scan_split import SegmentSplit
     from logfs.spark.jobs.export_files import ExportFormat, WrittenFile
     from logfs.spark.jobs.job_runner import Progress
     from logfs.spark.jobs.selection import Paths
     from logfs.spark.options import ReadOptions
-    from logfs.spark.splits import SplitPart
     from logfs.spark.topics import OffsetsJson
 
 _Result = TypeVar("_Result")
@@ -128,7 +128,7 @@ def export(
             plan = _checked(lambda: _plan_after(known, chosen, anew=anew))
         else:
             plan = _checked(lambda: _plan(chosen))
-        works = [WorkItem(part, part.segment_split.bytes) for part in plan.parts]
+        works = [WorkItem(split, split.bytes) for split in plan.splits]
         task = _ExportTask(str(temporary), form, chosen, recreated_ids(plan.offsets or {}))
         written = [
             each for files in run(spark, "logfs export", works, task, progress) for each in files
@@ -237,7 +237,7 @@ class _Plan(NamedTuple):
     if this export is not incremental.
     """
 
-    parts: list[SplitPart]
+    splits: list[SegmentSplit]
     begins: OffsetsJson | None
     offsets: OffsetsJson | None
 
@@ -245,7 +245,7 @@ class _Plan(NamedTuple):
 def _plan(options: ReadOptions) -> _Plan:
     """Plan an export that is not incremental: of all records that the options select."""
     planned = BatchReader(kafka_schema(headers=True), options).partitions()
-    return _Plan([part for split in planned for part in split.parts], None, None)
+    return _Plan([split for each in planned for split in each.value], None, None)
 
 
 def _plan_after(known: OffsetsJson, options: ReadOptions, *, anew: bool) -> _Plan:
@@ -272,7 +272,7 @@ def _plan_after(known: OffsetsJson, options: ReadOptions, *, anew: bool) -> _Pla
         for each in (begin, end)
     )
     offsets = with_former_ids(offsets, known)
-    return _Plan([part for split in planned for part in split.parts], begins, offsets)
+    return _Plan([split for each in planned for split in each.value], begins, offsets)
 
 
 @dataclass(frozen=True)
@@ -288,12 +288,12 @@ class _ExportTask:
     options: ReadOptions
     topic_ids: dict[str, str]
 
-    def __call__(self, part: SplitPart) -> list[WrittenFile]:
+    def __call__(self, split: SegmentSplit) -> list[WrittenFile]:
         if not Path(self.directory).is_dir():
             raise NotOnHost.because(f"{self.directory}: the target of the export does not exist")
-        name = TopicPartition(part.topic, part.partition)
-        files = Files(Path(self.directory), self.form, name, self.topic_ids.get(part.topic))
-        runs = (ArrowRun(*name, columns) for columns in splits.columns(part, self.options))
+        name = parse_directory(split.segment.partition)
+        files = Files(Path(self.directory), self.form, name, self.topic_ids.get(name.topic))
+        runs = (ArrowRun(*name, columns) for columns in splits.columns(split, self.options))
         for group in grouped(runs):
             columns = concatenate([each.columns for each in group])
             for date, of_date in by_date(columns, self.form.first_day):
