@@ -28,7 +28,6 @@ from logfs.format.tiered import (
 from logfs.format.tiered.chunk_index import Chunk, ChunkIndex, pack_sizes, unpack_sizes
 from logfs.format.tiered.custom_metadata import Layout, StoredSegment
 from logfs.format.tiered.manifest import Manifest, Slice
-from logfs.format.tiered.object_keys import SegmentKey
 from logfs.format.tiered.remote_segment import (
     DeletionState,
     PartitionDeletion,
@@ -330,26 +329,27 @@ def test_manifests_of_other_versions_are_refused() -> None:
 
 def test_names_of_objects() -> None:
     """The names are those that the plugin and Kafka's `LocalTieredStorage` give."""
-    key = SegmentKey(TOPIC, 1234, SEGMENT_ID)
-    assert object_keys.aiven_key(key, object_keys.LOG, "some/prefix-") == (
+    segment = SEGMENT._replace(start_offset=1234)
+    assert object_keys.aiven_key(segment, object_keys.LOG, "some/prefix-") == (
         "some/prefix-topic1-lZ6vvmajTWKDBUTV6SQAtQ/42/00000000000000001234-adh9f8BMS4anaUnD8KWfWg.log"
     )
-    assert object_keys.local_key(key, ".timeindex") == (
+    assert object_keys.local_key(segment, ".timeindex") == (
         "topic1-42-lZ6vvmajTWKDBUTV6SQAtQ/00000000000000001234-adh9f8BMS4anaUnD8KWfWg.timeindex"
     )
 
 
-@given(
-    st.builds(SegmentKey, _partitions, st.integers(0, 2**63 - 1), st.uuids()),
-    st.text("ab/-", max_size=5),
-)
-def test_names_of_objects_tell_their_segments(key: SegmentKey, prefix: str) -> None:
+@given(_partitions, st.integers(0, 2**63 - 1), st.uuids(), st.text("ab/-", max_size=5))
+def test_names_of_objects_tell_their_segments(
+    partition: RemotePartition, start: int, segment_id: uuid.UUID, prefix: str
+) -> None:
     """Parsing a name gives the segment and the suffix again, also where topics contain ids and dashes."""
+    segment = SEGMENT._replace(partition=partition, start_offset=start, segment_id=segment_id)
     for suffix in object_keys.AIVEN_SUFFIXES:
-        name = object_keys.aiven_key(key, suffix, prefix)
-        assert object_keys.parse_aiven_key(name, prefix) == (key, suffix)
+        name = object_keys.aiven_key(segment, suffix, prefix)
+        assert object_keys.parse_aiven_key(name, prefix) == (start, segment_id, suffix)
     for suffix in object_keys.LOCAL_SUFFIXES:
-        assert object_keys.parse_local_key(object_keys.local_key(key, suffix)) == (key, suffix)
+        name = object_keys.local_key(segment, suffix)
+        assert object_keys.parse_local_key(name) == (start, segment_id, suffix)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from logfs.format.tiered import metadata_record
-from logfs.format.tiered.object_keys import parse_local_key
+from logfs.format.tiered.object_keys import local_directory, parse_local_key
 from logfs.format.tiered.remote_segment import RemoteSegment, SegmentState, SegmentUpdate
 from logfs.log.read.read_committed import Isolation
 from logfs.store.store import Store
@@ -163,19 +163,20 @@ def test_the_metadata_topic_describes_the_bucket(
     for path in place.rglob("*.log"):
         parsed = parse_local_key(str(path.relative_to(place)))
         assert parsed is not None
-        stored[parsed[0].segment_id] = parsed[0], path.stat().st_size
+        start_offset, segment_id, _ = parsed
+        stored[segment_id] = path.parent.name, start_offset, path.stat().st_size
     finished, cut_off = (
         {key for key, each in described.items() if each.state is state}
         for state in (SegmentState.COPY_SEGMENT_FINISHED, SegmentState.COPY_SEGMENT_STARTED)
     )
     assert finished <= stored.keys() <= finished | cut_off
     for segment_id in finished:
-        key, size = stored[segment_id]
+        directory_name, start_offset, size = stored[segment_id]
         each = described[segment_id]
-        assert (each.partition, each.start_offset) == (key.partition, key.start_offset)
-        assert each.size_bytes == size
-        log = bucket[f"{key.partition.topic}-{key.partition.partition}"]
-        (segment,) = [s for s in log.segments if s.base_offset == key.start_offset]
+        assert (each.start_offset, each.size_bytes) == (start_offset, size)
+        assert local_directory(each.partition) == f"{directory_name}/"
+        log = bucket[f"{each.partition.topic}-{each.partition.partition}"]
+        (segment,) = [s for s in log.segments if s.base_offset == start_offset]
         assert each.end_offset + 1 == segment.next_offset
 
 

@@ -10,7 +10,6 @@ from logfs.format.base import names
 from logfs.format.batches.compression import zstd_frame
 from logfs.format.tiered import manifest, object_keys
 from logfs.format.tiered.chunk_index import ChunkIndex
-from logfs.format.tiered.object_keys import SegmentKey
 from logfs.format.tiered.remote_segment import RemotePartition, RemoteSegment, SegmentState
 
 if TYPE_CHECKING:
@@ -26,10 +25,22 @@ def sealed_segments(partition: Path, end_offset: int) -> Iterator[Segment]:
     yield from zip(bases, [*bases[1:], end_offset], strict=True)
 
 
-def segment_key(partition: Path, base: int, topic_id: uuid.UUID) -> SegmentKey:
-    """Return the key of a new copy of a segment."""
+def new_copy(partition: Path, segment: Segment, topic_id: uuid.UUID) -> RemoteSegment:
+    """Return the description of a new copy of a segment in a partition directory."""
     topic, _, number = partition.name.rpartition("-")
-    return SegmentKey(RemotePartition(topic_id, topic, int(number)), base, uuid.uuid4())
+    base, following = segment
+    return RemoteSegment(
+        RemotePartition(topic_id, topic, int(number)),
+        uuid.uuid4(),
+        base,
+        following - 1,
+        0,
+        0,
+        0,
+        [(0, base)],
+        (partition / (names.stem(base) + names.LOG)).stat().st_size,
+        state=SegmentState.COPY_SEGMENT_FINISHED,
+    )
 
 
 def put_aiven(
@@ -41,12 +52,11 @@ def put_aiven(
     prefix: str = "",
     chunk_bytes: int = 4 << 20,
     compressed: bool = False,
-    key: SegmentKey | None = None,
-) -> SegmentKey:
+    copy: RemoteSegment | None = None,
+) -> RemoteSegment:
     """Store a segment as Aiven's plugin does: log, indexes, manifest."""
-    base, following = segment
-    key = key or segment_key(partition, base, topic_id)
-    files = _files(partition, base, following)
+    copy = copy or new_copy(partition, segment, topic_id)
+    files = _files(partition, *segment)
     log = files.pop(names.LOG)
     chunks = [log[at : at + chunk_bytes] for at in range(0, len(log), chunk_bytes)]
     stored = [zstd_frame(chunk) for chunk in chunks] if compressed else chunks
@@ -66,35 +76,22 @@ def put_aiven(
     if names.TXN_INDEX in files:
         by_name[manifest.TRANSACTION] = files[names.TXN_INDEX]
     indexes, slices = manifest.join_indexes(by_name)
-    described = RemoteSegment(
-        key.partition,
-        key.segment_id,
-        base,
-        following - 1,
-        0,
-        0,
-        0,
-        [(0, base)],
-        len(log),
-        state=SegmentState.COPY_SEGMENT_FINISHED,
-    )
-    content = manifest.Manifest(index, slices, compressed, None, described)
-    put(object_keys.aiven_key(key, object_keys.LOG, prefix), b"".join(stored))
-    put(object_keys.aiven_key(key, object_keys.INDEXES, prefix), indexes)
-    put(object_keys.aiven_key(key, object_keys.MANIFEST, prefix), manifest.encode(content))
-    return key
+    content = manifest.Manifest(index, slices, compressed, None, copy)
+    put(object_keys.aiven_key(copy, object_keys.LOG, prefix), b"".join(stored))
+    put(object_keys.aiven_key(copy, object_keys.INDEXES, prefix), indexes)
+    put(object_keys.aiven_key(copy, object_keys.MANIFEST, prefix), manifest.encode(content))
+    return copy
 
 
 def put_local(
     put: Put, partition: Path, segment: Segment, topic_id: uuid.UUID, *, prefix: str = ""
-) -> SegmentKey:
+) -> RemoteSegment:
     """Store a segment as Kafka's `LocalTieredStorage` does: a file each."""
-    base, following = segment
-    key = segment_key(partition, base, topic_id)
-    files = {names.SNAPSHOT: b"", **_files(partition, base, following)}
+    copy = new_copy(partition, segment, topic_id)
+    files = {names.SNAPSHOT: b"", **_files(partition, *segment)}
     for suffix, content in files.items():
-        put(prefix + object_keys.local_key(key, suffix), content)
-    return key
+        put(prefix + object_keys.local_key(copy, suffix), content)
+    return copy
 
 
 def _files(partition: Path, base: int, following: int) -> dict[str, bytes]:

@@ -248,7 +248,7 @@ class MountKills:
         self._expect((FILE_NAME in keys) == bool(keys), f"objects without an owner: {sorted(keys)}")
         keys = [key for key in keys if key != FILE_NAME]
         parsed = [object_keys.parse_aiven_key(key) for key in keys]
-        there = Counter(each[0].segment_id for each in parsed if each is not None)
+        there = Counter(each[1] for each in parsed if each is not None)
         self._expect(None not in parsed, f"there are other objects: {sorted(keys)}")
         self._expect(there == dict.fromkeys(needed, 4), f"the bucket has {there}, not {needed}")
 

@@ -8,15 +8,16 @@ digits}-{segment id}{suffix}`, where the prefix is a directory. Ids are UUIDs in
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from logfs.errors import Corrupt
 from logfs.format.base.names import INT32_MAX
 from logfs.format.files.checkpoint import text_to_uuid, uuid_to_text
-from logfs.format.tiered.remote_segment import RemotePartition
 
 if TYPE_CHECKING:
     import uuid
+
+    from logfs.format.tiered.remote_segment import RemotePartition, RemoteSegment
 
 LOG = "log"
 INDEXES = "indexes"
@@ -49,15 +50,7 @@ _FILE = "|".join(map(re.escape, (*LOCAL_SUFFIXES, LOCAL_TEXT)))
 _LOCAL = re.compile(rf"(?P<topic>[^/]+)-(0|[1-9][0-9]{{0,9}})-{_ID}/{_SEGMENT}({_FILE})")
 
 
-class SegmentKey(NamedTuple):
-    """The segment that an object belongs to, parsed from the object's name."""
-
-    partition: RemotePartition
-    start_offset: int
-    segment_id: uuid.UUID
-
-
-def aiven_key(segment: SegmentKey, suffix: str, prefix: str = "") -> str:
+def aiven_key(segment: RemoteSegment, suffix: str, prefix: str = "") -> str:
     """Return the name of an object of a segment in the layout of Aiven's plugin; it begins with `prefix`.
 
     `suffix` says which object of the segment, such as "log" for the .log file.
@@ -72,7 +65,7 @@ def aiven_directory(partition: RemotePartition, prefix: str = "") -> str:
     return f"{prefix}{topic}/{partition.partition}/"
 
 
-def local_key(segment: SegmentKey, suffix: str, prefix: str = "") -> str:
+def local_key(segment: RemoteSegment, suffix: str, prefix: str = "") -> str:
     """Return the name of an object of a segment in the layout of `LocalTieredStorage`; it begins with `prefix`.
 
     `suffix` says which object of the segment, such as ".log" for the .log file.
@@ -86,32 +79,36 @@ def local_directory(partition: RemotePartition, prefix: str = "") -> str:
     return f"{prefix}{partition.topic}-{partition.partition}-{uuid_to_text(partition.topic_id)}/"
 
 
-def parse_aiven_key(key: str, prefix: str = "") -> tuple[SegmentKey, str] | None:
-    """Return the segment and the suffix in the name of an object of Aiven's plugin; None for any other name."""
+def parse_aiven_key(key: str, prefix: str = "") -> tuple[int, uuid.UUID, str] | None:
+    """Return a segment's first offset and id, and the suffix, from the name of an object of Aiven's plugin.
+
+    Returns None for any other name.
+    """
     match = _AIVEN.fullmatch(key.removeprefix(prefix)) if key.startswith(prefix) else None
     if match is None:
         return None
-    topic, topic_id, partition, offset, segment_id, suffix = match.groups()
-    return _segment(topic, topic_id, partition, offset, segment_id, suffix)
+    _, topic_id, partition, offset, segment_id, suffix = match.groups()
+    return _checked(topic_id, partition, offset, segment_id, suffix)
 
 
-def parse_local_key(key: str, prefix: str = "") -> tuple[SegmentKey, str] | None:
-    """Return the segment and the suffix in the name of an object of `LocalTieredStorage`; None for any other name."""
+def parse_local_key(key: str, prefix: str = "") -> tuple[int, uuid.UUID, str] | None:
+    """Return a segment's first offset and id, and the suffix, from the name of an object of `LocalTieredStorage`.
+
+    Returns None for any other name.
+    """
     match = _LOCAL.fullmatch(key.removeprefix(prefix)) if key.startswith(prefix) else None
     if match is None:
         return None
-    topic, partition, topic_id, offset, segment_id, suffix = match.groups()
-    return _segment(topic, topic_id, partition, offset, segment_id, suffix)
+    _, partition, topic_id, offset, segment_id, suffix = match.groups()
+    return _checked(topic_id, partition, offset, segment_id, suffix)
 
 
-def _segment(
-    topic: str, topic_id: str, partition: str, offset: str, segment_id: str, suffix: str
-) -> tuple[SegmentKey, str] | None:
+def _checked(
+    topic_id: str, partition: str, offset: str, segment_id: str, suffix: str
+) -> tuple[int, uuid.UUID, str] | None:
     try:
-        ids = text_to_uuid(topic_id), text_to_uuid(segment_id)
+        text_to_uuid(topic_id)
+        found = text_to_uuid(segment_id)
     except Corrupt:
         return None
-    if int(partition) > INT32_MAX:
-        return None
-    remote = RemotePartition(ids[0], topic, int(partition))
-    return SegmentKey(remote, int(offset), ids[1]), suffix
+    return (int(offset), found, suffix) if int(partition) <= INT32_MAX else None

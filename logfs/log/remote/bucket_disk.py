@@ -135,16 +135,25 @@ class _Listing(Generic[T]):
         return found
 
 
-class StoredEntry(NamedTuple):
+@dataclass(slots=True, eq=False)
+class BucketFile(File):
     """A file of a partition: the file of `segment` with `suffix` or, if `segment` is None, the bytes `content`.
 
-    `following` is the segment after `segment`; None if `segment` is the last.
+    `following` is the segment after `segment`; None if `segment` is the last. There is no file descriptor (`fd` is
+    -1), so all openings of a file share one object.
     """
 
     segment: BucketSegment | None
     suffix: str
     following: BucketSegment | None = None
     content: bytes = b""
+
+    @property
+    def identity(self) -> int:
+        """The identity of the file in its `Status`."""
+        if self.segment is None:
+            return identity_of(self.content.decode())
+        return self.segment.identity
 
 
 class _Partition(NamedTuple):
@@ -155,32 +164,31 @@ class _Partition(NamedTuple):
 
     identity: int
     segments: Sequence[BucketSegment]
-    files: Mapping[str, StoredEntry]
+    files: Mapping[str, BucketFile]
 
 
-def _partition_of(place: PartitionPlace, segments: Sequence[BucketSegment]) -> _Partition:
+def _partition_of(
+    directory: Path, place: PartitionPlace, segments: Sequence[BucketSegment]
+) -> _Partition:
     metadata = format_partition_metadata(text_to_uuid(place.topic_id))
-    files = {names.PARTITION_METADATA: StoredEntry(None, "", content=metadata)}
+    path = directory / names.PARTITION_METADATA
+    found = [BucketFile(path, -1, None, "", content=metadata)]
     # Not strict: if there are no segments, the second list still has one item.
     for segment, following in zip(segments, [*segments[1:], None], strict=False):
         for suffix in segment.files:
-            entry = StoredEntry(segment, suffix, following)
             if suffix in names.SEGMENT_FILES:
-                files[names.stem(segment.start_offset) + suffix] = entry
+                base = segment.start_offset
             elif suffix == names.SNAPSHOT and following is not None:
                 # The snapshot has the state of the producers after the segment, so its name has the offset at which
                 # the next segment begins.
-                files[names.stem(following.start_offset) + suffix] = entry
+                base = following.start_offset
+            else:
+                continue
+            path = directory / (names.stem(base) + suffix)
+            found.append(BucketFile(path, -1, segment, suffix, following))
     if segments:
-        files[names.LEADER_EPOCHS] = StoredEntry(segments[-1], EPOCHS)
-    return _Partition(identity_of(place.prefix), segments, files)
-
-
-@dataclass(slots=True, eq=False)
-class BucketFile(File):
-    """An open file of a bucket. It has no file descriptor."""
-
-    entry: StoredEntry
+        found.append(BucketFile(directory / names.LEADER_EPOCHS, -1, segments[-1], EPOCHS))
+    return _Partition(identity_of(place.prefix), segments, {each.path.name: each for each in found})
 
 
 class BucketDisk(ReadOnlyDisk):
@@ -241,7 +249,7 @@ class BucketDisk(ReadOnlyDisk):
             found = [(name, identity_of(str(p))) for name, p in self._places.get().items()]
         elif len(below) == 1:
             files = self._partition(path).get().files
-            found = [(name, _identity(each)) for name, each in files.items()]
+            found = [(name, each.identity) for name, each in files.items()]
         else:
             raise missing(path)
         return (Entry(*each, bool(below), not below) for each in found)
@@ -270,14 +278,14 @@ class BucketDisk(ReadOnlyDisk):
         if len(self._below(path)) != 2:
             raise missing(path)
         listing = self._partition(path.parent)
-        entry = listing.get().files.get(path.name)
-        if entry is None:
+        file = listing.get().files.get(path.name)
+        if file is None:
             # The name may come from a process with a newer listing: list again.
             listing.doubt()
-            entry = listing.get().files.get(path.name)
-        if entry is None:
+            file = listing.get().files.get(path.name)
+        if file is None:
             raise missing(path)
-        return BucketFile(path, -1, entry)
+        return file
 
     def _below(self, path: Path) -> tuple[str, ...]:
         return path.relative_to(self.root).parts
@@ -312,7 +320,10 @@ class BucketDisk(ReadOnlyDisk):
             if before is not None and before.objects == segment.objects:
                 # Keep the `BucketSegment` of a copy that was listed before: it may have read its manifest already.
                 segments[number] = before
-        return _partition_of(place, segments)
+        found = _partition_of(path, place, segments)
+        # The same segments have the same files.
+        last = listing.found
+        return found if last is None or last[:2] != found[:2] else last
 
     # Methods for files.
 
@@ -337,13 +348,13 @@ class BucketDisk(ReadOnlyDisk):
         stored = self._stored(file)
         if isinstance(stored, bytes):
             return len(stored)
-        entry = _entry(file)
-        if entry.suffix == names.LOG and not stored.size:
+        found = in_bucket(file)
+        if found.suffix == names.LOG and not stored.size:
             raise Corrupt(
                 f"{stored.key}: the object is empty, but a segment has at least one batch; restore the object"
             )
-        segment, following = entry.segment, entry.following
-        if entry.suffix != names.LOG or segment is None or following is None:
+        segment, following = found.segment, found.following
+        if found.suffix != names.LOG or segment is None or following is None:
             return stored.size
         if segment.shown_bytes is None:
             with self._noticing_loss(file):
@@ -351,21 +362,21 @@ class BucketDisk(ReadOnlyDisk):
         return segment.shown_bytes
 
     def described_end(self, file: File) -> tuple[int, int] | None:
-        entry = _entry(file)
-        if entry.segment is None or entry.following is not None:
+        found = in_bucket(file)
+        if found.segment is None or found.following is not None:
             return None
         with self._noticing_loss(file):
-            found = entry.segment.description(self)
-        return None if found is None else (found.end_offset + 1, found.max_timestamp)
+            described = found.segment.description(self)
+        return None if described is None else (described.end_offset + 1, described.max_timestamp)
 
     def is_cut(self, file: File) -> bool:
         stored = self._stored(file)
         return not isinstance(stored, bytes) and self.size(file) < stored.size
 
     def stat_file(self, file: File) -> Status:
-        entry = _entry(file)
-        changed_ns = entry.segment.modified_ms * 1_000_000 if entry.segment else 0
-        return _status(_FILE, _identity(entry), self.size(file), changed_ns)
+        found = in_bucket(file)
+        changed_ns = found.segment.modified_ms * 1_000_000 if found.segment else 0
+        return _status(_FILE, found.identity, self.size(file), changed_ns)
 
     def read_all(self, file: File) -> bytes:
         return bytes(self.read(file, 0, self.size(file)))
@@ -377,11 +388,11 @@ class BucketDisk(ReadOnlyDisk):
         `Corrupt`, `Unsupported` or `InvalidStore` if the manifest cannot be used; and `Gone`, or another result of
         `lost`, if it is missing.
         """
-        entry = _entry(file)
-        if entry.segment is None:
-            return entry.content
+        found = in_bucket(file)
+        if found.segment is None:
+            return found.content
         with self._noticing_loss(file):
-            return entry.segment.file(entry.suffix, self) or b""
+            return found.segment.file(found.suffix, self) or b""
 
     @contextmanager
     def _noticing_loss(self, file: File) -> Iterator[None]:
@@ -410,10 +421,10 @@ class BucketDisk(ReadOnlyDisk):
 
     def _following(self, file: File) -> StoredFile | None:
         """Return the .log file of the next segment; None if `file` is no .log file, or if its segment is the last."""
-        entry = _entry(file)
-        if entry.following is None or entry.suffix != names.LOG:
+        found = in_bucket(file)
+        if found.following is None or found.suffix != names.LOG:
             return None
-        return entry.following.file(names.LOG, self)
+        return found.following.file(names.LOG, self)
 
     def _end_before(self, segment: BucketSegment, log: StoredFile, offset: int) -> int:
         """Return the position in a .log file of the first batch with a base offset of at least `offset`.
@@ -453,9 +464,10 @@ _FILE = stat.S_IFREG | 0o444
 _DIRECTORY = stat.S_IFDIR | 0o755
 
 
-def _entry(file: File) -> StoredEntry:
-    assert isinstance(file, BucketFile), "opened by this disk"
-    return file.entry
+def in_bucket(file: File) -> BucketFile:
+    """Return `file`, which a `BucketDisk` has opened, as a `BucketFile`."""
+    assert isinstance(file, BucketFile)
+    return file
 
 
 def missing(path: Path) -> FileNotFoundError:
@@ -466,10 +478,6 @@ def missing(path: Path) -> FileNotFoundError:
 def identity_of(text: str) -> int:
     """Return a number that identifies the file or directory with the unique name `text`, like an inode number."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big") | 1
-
-
-def _identity(entry: StoredEntry) -> int:
-    return identity_of(entry.content.decode()) if entry.segment is None else entry.segment.identity
 
 
 def _status(mode: int, identity: int, size: int, changed_ns: int) -> Status:

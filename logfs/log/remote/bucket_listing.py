@@ -20,9 +20,9 @@ from logfs.log.remote.layouts import AivenSegment, BucketSegment, LocalSegment
 from logfs.log.remote.object_store import AccessDenied
 
 if TYPE_CHECKING:
+    import uuid
     from collections.abc import Iterable, Iterator
 
-    from logfs.format.tiered.object_keys import SegmentKey
     from logfs.log.remote.object_store import ObjectStore, StoredObject
 
 _ID = "[A-Za-z0-9_-]{22}"
@@ -121,18 +121,19 @@ def _segments_in(store: ObjectStore, place: PartitionPlace) -> list[BucketSegmen
 
 def copies_in(
     store: ObjectStore, layout: type[BucketSegment], prefix: str, place: str
-) -> dict[SegmentKey, BucketSegment]:
-    """Return the complete copies of segments below the directory `prefix`, each under its `SegmentKey`.
+) -> dict[uuid.UUID, BucketSegment]:
+    """Return the complete copies of segments in a partition's directory `prefix`, by the ids of the segments.
 
     `layout` parses the keys of the objects. `place` is the part of `prefix` before the name of the topic.
     """
-    copies: dict[SegmentKey, dict[str, StoredObject]] = {}
+    copies: dict[tuple[int, uuid.UUID], dict[str, StoredObject]] = {}
     for each in store.objects(prefix):
         parsed = layout.parse(each.key, place)
         if parsed is not None:
-            copies.setdefault(parsed[0], {})[parsed[1]] = each
+            start_offset, segment_id, suffix = parsed
+            copies.setdefault((start_offset, segment_id), {})[suffix] = each
     return {
-        key: layout(key, objects)
-        for key, objects in copies.items()
+        segment_id: layout(start_offset, segment_id, objects)
+        for (start_offset, segment_id), objects in copies.items()
         if layout.required <= objects.keys()
     }

@@ -9,13 +9,14 @@ from logfs.format.base import names
 from logfs.format.tiered import manifest, object_keys
 from logfs.format.tiered.chunk_index import ChunkIndex
 from logfs.format.tiered.custom_metadata import EPOCHS, MANIFEST, Layout
-from logfs.format.tiered.object_keys import LOCAL_TEXT, SegmentKey
+from logfs.format.tiered.object_keys import LOCAL_TEXT
 from logfs.locks import Level, make_lock
 from logfs.log.remote.chunk_reader import StoredFile
 from logfs.log.remote.encryption import OVERHEAD_BYTES, unwrap
 from logfs.log.remote.object_store import StoredObject
 
 if TYPE_CHECKING:
+    import uuid
     from collections.abc import Mapping, Sequence
     from typing import Self
 
@@ -50,16 +51,11 @@ def plain_chunks(chunk_bytes: int, file_bytes: int, longer: int = 0) -> ChunkInd
     return ChunkIndex(chunk_bytes, file_bytes, size + longer, last + longer)
 
 
-def key_of(segment: RemoteSegment) -> SegmentKey:
-    """Return the partition, first offset and id that identify a segment in the keys of its objects."""
-    return SegmentKey(segment.partition, segment.start_offset, segment.segment_id)
-
-
 class BucketSegment:
     """A segment in a bucket: the objects of one copy. Any thread may call any method.
 
-    `key_of_segment` identifies the segment in the keys of its objects. `start_offset` is the segment's first offset,
-    `identity` is a number that no other copy has, and `modified_ms` is the time when the last object was stored (ms).
+    `start_offset` is the segment's first offset, `identity` is a number that no other copy has, and `modified_ms` is
+    the time when the last object was stored (ms).
     """
 
     # The suffixes of the files that a segment may have.
@@ -69,16 +65,19 @@ class BucketSegment:
     required: ClassVar[frozenset[str]]
     # The functions of `object_keys` for the layout; the last argument of each is the prefix of the keys.
     directory: ClassVar[staticmethod[[RemotePartition, str], str]]
-    key: ClassVar[staticmethod[[SegmentKey, str, str], str]]
-    parse: ClassVar[staticmethod[[str, str], tuple[SegmentKey, str] | None]]
+    key: ClassVar[staticmethod[[RemoteSegment, str, str], str]]
+    parse: ClassVar[staticmethod[[str, str], tuple[int, uuid.UUID, str] | None]]
 
-    def __init__(self, key: SegmentKey, objects: Mapping[str, StoredObject]) -> None:
+    def __init__(
+        self, start_offset: int, segment_id: uuid.UUID, objects: Mapping[str, StoredObject]
+    ) -> None:
         """Make a segment of `objects`, which maps the suffixes of their keys to the objects."""
-        self.key_of_segment = key
-        self.start_offset = key.start_offset
-        self.identity = key.segment_id.int >> 65 or 1
+        self.start_offset = start_offset
+        self.identity = segment_id.int >> 65 or 1
         self.modified_ms = max(each.modified_ms for each in objects.values())
         self.objects = objects
+        # Kafka's description of the segment; None if the segment is known only from a listing of the bucket.
+        self.remote: RemoteSegment | None = None
         # The last offset of the segment; None if it is not known without reading the .log file.
         self.end_offset: int | None = None
         # For the suffix of each object: the CRC-32C of its chunks. Objects whose CRCs are not known are left out.
@@ -92,11 +91,11 @@ class BucketSegment:
 
         `segment` describes it, `stored` has the sizes of its objects, and `place` is the prefix of their keys.
         """
-        key = key_of(segment)
         copy = cls(
-            key,
+            segment.start_offset,
+            segment.segment_id,
             {
-                suffix: StoredObject(cls.key(key, suffix, place), size, segment.event_timestamp)
+                suffix: StoredObject(cls.key(segment, suffix, place), size, segment.event_timestamp)
                 for suffix, size in cls._sizes(segment, stored).items()
             },
         )
@@ -172,8 +171,10 @@ class AivenSegment(BucketSegment):
     key = staticmethod(object_keys.aiven_key)
     parse = staticmethod(object_keys.parse_aiven_key)
 
-    def __init__(self, key: SegmentKey, objects: Mapping[str, StoredObject]) -> None:
-        super().__init__(key, objects)
+    def __init__(
+        self, start_offset: int, segment_id: uuid.UUID, objects: Mapping[str, StoredObject]
+    ) -> None:
+        super().__init__(start_offset, segment_id, objects)
         self._manifest: manifest.Manifest | None = None
         self._data_key: DataKey | None = None
         self._reading = make_lock(Level.MANIFESTS)

@@ -18,7 +18,7 @@ from logfs.format.tiered import custom_metadata, manifest, object_keys
 from logfs.format.tiered.chunk_index import ChunkIndex
 from logfs.format.tiered.custom_metadata import MANIFEST, Layout, StoredSegment
 from logfs.log.remote.encryption import OVERHEAD_BYTES, new_data_key
-from logfs.log.remote.layouts import CHUNK_BYTES, IN_MANIFEST, LAYOUTS, key_of, plain_chunks
+from logfs.log.remote.layouts import CHUNK_BYTES, IN_MANIFEST, LAYOUTS, plain_chunks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -82,7 +82,7 @@ def delete_copy(disk: TieredDisk, segment: RemoteSegment) -> None:
     stored = custom_metadata.parse(segment.custom)
     for layout in LAYOUTS.values() if stored is None else [LAYOUTS[stored.layout]]:
         for suffix in reversed(layout.stored):
-            disk.objects.delete(layout.key(key_of(segment), suffix, disk.place))
+            disk.objects.delete(layout.key(segment, suffix, disk.place))
 
 
 @dataclass(slots=True, eq=False)
@@ -179,7 +179,7 @@ class _Sender:
     def _send(self, suffix: str, body: Callable[[], Iterable[Buffer]]) -> list[int]:
         """Store an object in the parts that `body` yields, read it back, and return the sizes of the parts."""
         store = self.disk.objects
-        key = LAYOUTS[self.layout].key(key_of(self.segment), suffix, self.disk.place)
+        key = LAYOUTS[self.layout].key(self.segment, suffix, self.disk.place)
         sizes: list[int] = []
         crcs = self.crcs.setdefault(suffix, [])
         crc = 0

@@ -15,16 +15,16 @@ from logfs.format.base import names
 from logfs.format.tiered.metadata_record import TOPIC
 from logfs.log.disk.bucket_path import BucketPath
 from logfs.log.disk.disk import Gone
-from logfs.log.remote.bucket_disk import BucketDisk, BucketFile, StoredEntry, missing
+from logfs.log.remote.bucket_disk import BucketDisk, BucketFile, in_bucket, missing
 from logfs.log.remote.bucket_listing import copies_in
-from logfs.log.remote.layouts import LAYOUTS, key_of
+from logfs.log.remote.layouts import LAYOUTS
 
 if TYPE_CHECKING:
+    import uuid
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from logfs.format.tiered.custom_metadata import StoredSegment
-    from logfs.format.tiered.object_keys import SegmentKey
     from logfs.format.tiered.remote_segment import RemotePartition, RemoteSegment
     from logfs.log.disk.disk import File
     from logfs.log.remote.layouts import BucketSegment
@@ -37,7 +37,7 @@ class TieredDisk(BucketDisk):
         self,
         home: BucketPath,
         prefix: str,
-        is_finished: Callable[[SegmentKey], bool],
+        is_finished: Callable[[RemoteSegment], bool],
         cache_bytes: int,
     ) -> None:
         """Prepare to read the objects in the directory `home` (a URL) whose names begin with `prefix`.
@@ -73,10 +73,10 @@ class TieredDisk(BucketDisk):
             found = LAYOUTS[stored.layout].of(segment, stored, self.place)
         else:
             self.check_may_block()
-            listed = self._listed(segment.partition).get(key_of(segment))
+            listed = self._listed(segment.partition).get(segment.segment_id)
             if listed is None:
                 self._listed.cache_clear()
-                listed = self._listed(segment.partition).get(key_of(segment))
+                listed = self._listed(segment.partition).get(segment.segment_id)
             if listed is None:
                 raise RemoteStorageError(
                     f"{directory}: the segment with base offset {segment.start_offset} is not in the bucket; set "
@@ -84,6 +84,7 @@ class TieredDisk(BucketDisk):
                 )
             found = listed
             found.end_offset = segment.end_offset
+        found.remote = segment
         self._segments.setdefault(directory, {})[segment.start_offset] = found
         return found
 
@@ -95,8 +96,8 @@ class TieredDisk(BucketDisk):
         """
         self._missing[directory, first] = end
 
-    def _list(self, partition: RemotePartition) -> Mapping[SegmentKey, BucketSegment]:
-        found: dict[SegmentKey, BucketSegment] = {}
+    def _list(self, partition: RemotePartition) -> Mapping[uuid.UUID, BucketSegment]:
+        found: dict[uuid.UUID, BucketSegment] = {}
         for layout in LAYOUTS.values():
             directory = layout.directory(partition, self.place)
             found |= copies_in(self.objects, layout, directory, self.place)
@@ -118,12 +119,12 @@ class TieredDisk(BucketDisk):
             raise missing(path)
         end = segment.end_offset
         following = None if end is None else known.get(end + 1)
-        return BucketFile(path, -1, StoredEntry(segment, suffix, following))
+        return BucketFile(path, -1, segment, suffix, following)
 
     def lost(self, file: File, error: FileNotFoundError) -> Exception:
-        assert isinstance(file, BucketFile)
-        segment = file.entry.segment
-        if segment is None or not self._is_finished(segment.key_of_segment):
+        segment = in_bucket(file).segment
+        remote = None if segment is None else segment.remote
+        if remote is None or not self._is_finished(remote):
             return Gone(f"{error.filename}: was deleted in the bucket; read again")
         return RemoteStorageError(
             f"{error.filename}: the object is lost; restore it, or correct remote.storage.url"

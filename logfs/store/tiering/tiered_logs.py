@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     import uuid
     from collections.abc import Callable, Sequence
 
-    from logfs.format.tiered.object_keys import SegmentKey
     from logfs.format.tiered.remote_segment import RemoteSegment
     from logfs.log.append.partition import Partition
     from logfs.log.follow.tiered_segment import MissingSegment, TieredSegment
@@ -206,8 +205,8 @@ class TieredLogs:
                 self._registry.disk.share_blocking(self._disk)
             return self._disk
 
-    def _is_finished(self, key: SegmentKey) -> bool:
-        found = self.metadata.segments(key.partition).get(key.segment_id)
+    def _is_finished(self, remote: RemoteSegment) -> bool:
+        found = self.metadata.segments(remote.partition).get(remote.segment_id)
         return found is not None and found.state is SegmentState.COPY_SEGMENT_FINISHED
 
     def fetched(self) -> tuple[int, int]:
