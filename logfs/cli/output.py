@@ -94,7 +94,7 @@ class Printer:
         if len(logs) == 1 and is_plain and self.left is None:
             return self._print_text(logs[0], *ranges[0])
         read = self._reader_of(ranges)
-        if len(logs) == 1 and self._filter is None and read is read_records:
+        if len(logs) == 1 and self._filter is None and self._are_few(ranges):
             return self._print_one_by_one(LogScan(logs[0], *ranges[0], read))
         scans = [LogScan(log, *each, read) for log, each in zip(logs, ranges, strict=True)]
         self.print_rows(self._merged(scans))
@@ -183,10 +183,15 @@ class Printer:
             return _nth_offset(reader, start, end, found - count)
         return start
 
+    def _are_few(self, ranges: Sequence[Range]) -> bool:
+        """Whether at most `FEW` records of each log are read."""
+        if self._filter is None and self.left is not None and self.left <= FEW:
+            return True
+        return all(end is not None and end - start <= FEW for start, end in ranges)
+
     def _reader_of(self, ranges: Sequence[Range]) -> ReadNext[Chunk]:
-        are_few = self._filter is None and self.left is not None and self.left <= FEW
-        if are_few or all(end is not None and end - start <= FEW for start, end in ranges):
-            return read_records
+        if self._are_few(ranges):
+            return partial(read_records, limit=None if self._filter else self.left)
         if self._decoder is not None or (self.left is not None and self.left < _FEW_OF_MANY):
             return partial(read_chunks, split_bytes=_SMALL_SPLIT_BYTES)
         return read_chunks

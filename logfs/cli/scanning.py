@@ -130,15 +130,17 @@ def _stop(reader: Reader, end: int | None) -> int:
 
 
 def read_records(
-    reader: Reader, start: int, stop: int, by_record: bool
+    reader: Reader, start: int, stop: int, by_record: bool, *, limit: int | None = None
 ) -> Iterator[tuple[int, Chunk]]:
     """Yield (offset + 1, [record]) for each record at the offsets [start, stop), and (stop, []) at the end.
+
+    With `limit`, only the first so many records are read.
 
     Pass this function to `LogScan` as `read`. It reads record by record whether `by_record` is True or not. The read
     continues across segment boundaries. A read that stopped at a boundary would not notice damage that follows the
     last offset of the segment.
     """
-    for record in reader.read(start, stop):
+    for record in reader.read(start, stop, limit=limit):
         yield record.offset + 1, [record]
     yield stop, []
 

@@ -1281,7 +1281,7 @@ def test_help_imports_no_large_modules() -> None:
 def test_few_records_load_no_kernels(orders: Path, words: tuple[str, ...]) -> None:
     """Few records do not repay the time that compiled kernels and numpy take to load."""
     with Store(orders.parent, create=False) as store:
-        store["orders-0"].append([b"x"] * 5000)
+        store["orders-0"].append([b"x"] * 50_000)
     code = (
         "import sys; from logfs.cli import main\n"
         "code = main(sys.argv[1:])\n"

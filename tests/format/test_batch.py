@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 from crc32c import crc32c
 from hypothesis import given
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 from logfs.errors import Corrupt
 from logfs.format.batches import batch as batch_module
+from logfs.format.batches import columns
 from logfs.format.batches.batch import (
     HEADER_SIZE,
     Batch,
@@ -190,6 +193,23 @@ def test_one_record_of_a_golden_batch_is_found_by_offset(name: str) -> None:
     by_offset = {record.offset: record for record in RECORDS[name]}
     for offset in range(batch.header.base_offset, batch.header.next_offset):
         assert batch.record_at(offset) == by_offset.get(offset)
+
+
+@pytest.mark.parametrize("is_loaded", [False, True])
+@pytest.mark.parametrize("name", RECORDS)
+def test_some_records_of_a_golden_batch(
+    name: str, is_loaded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`records_between` returns the records of any range, at most so many, with and without the kernels."""
+    monkeypatch.setattr(columns, "worthwhile", lambda records: True)
+    monkeypatch.setattr(columns, "is_loaded", lambda: is_loaded)
+    batch = Batch.parse(HEADERS[name][0])
+    offsets = range(batch.header.base_offset - 1, batch.header.next_offset + 2)
+    for first, stop in product(offsets, offsets):
+        expected = [record for record in RECORDS[name] if first <= record.offset < stop]
+        assert batch.records_between(first, stop) == expected
+        for limit in range(3):
+            assert batch.records_between(first, stop, limit) == expected[:limit]
 
 
 def test_derived_fields_of_the_golden_batches() -> None:

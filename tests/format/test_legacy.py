@@ -159,6 +159,11 @@ def test_wrappers(codec: Codec, magic: int, late: int, rows: list[Old]) -> None:
     by_offset = {record.offset: record for record in expected}
     for offset in range(rows[0].offset - 1, rows[-1].offset + 2):
         assert batch.record_at(offset) == by_offset.get(offset)
+        later = [record for record in expected if record.offset >= offset]
+        assert batch.records_between(offset, offset + 2) == [
+            record for record in later if record.offset < offset + 2
+        ]
+        assert batch.records_between(offset, rows[-1].offset + 1, 2) == later[:2]
     for record in expected:
         wanted = next(
             (r.offset, r.timestamp)

@@ -297,6 +297,8 @@ def check_reads(orders: Partition, model: Model, chance: random.Random) -> None:
         last = sorted(shown)[-count:] if count else []
         at = orders.committed.offset_of_last(count)
         assert [o for o in sorted(shown) if o >= at] == last
+        found = orders.committed.read(limit=count)
+        assert [record.offset for record in found] == sorted(shown)[:count]
     for offset in model.records:
         if start <= offset < stable:
             record = orders.committed.record(offset)

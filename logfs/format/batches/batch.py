@@ -56,6 +56,9 @@ NO_PRODUCER_EPOCH = -1
 NO_SEQUENCE = -1
 NO_LEADER_EPOCH = -1
 
+# Of a large batch, up to this many records are decoded one by one: loading the compiled kernels would take longer.
+_FEW = 64
+
 # The first fields of a batch or message of any magic: its offset (the base offset of a batch), and the number of
 # bytes after these two fields.
 START = struct.Struct(">qi")
@@ -263,6 +266,39 @@ class Batch:
             base_timestamp=self.header.base_timestamp,
         ):
             yield self._stamped(record)
+
+    def records_between(self, first: int, stop: int, limit: int | None = None) -> list[Record]:
+        """Return the records at the offsets [first, stop), in order, control records included; at most `limit`.
+
+        Raises `Corrupt` in the cases of `records`. If only a few records of a large batch are wanted, other records
+        are not decoded, and malformed ones among these may go unnoticed.
+        """
+        from logfs.format.batches import columns
+
+        header = self.header
+        first, stop = max(first, header.base_offset), min(stop, header.next_offset)
+        if header.magic == MAGIC and columns.worthwhile(header.record_count):
+            wanted = max(stop - first, 0)
+            few = wanted if limit is None else min(wanted, limit)
+            if few <= _FEW and not (columns.is_loaded() or header.has_holes):
+                return self._few_records(first, first + few)
+            found = self.columns()
+            found = found.select((found.offsets >= first) & (found.offsets < stop))
+            return list(found.select(slice(limit)).records())
+        return [record for record in self.records() if first <= record.offset < stop][:limit]
+
+    def _few_records(self, first: int, stop: int) -> list[Record]:
+        """Return the records at the offsets [first, stop) of a batch without holes. The others are not decoded."""
+        base = self.header.base_offset
+        bases = {"base_offset": base, "base_timestamp": self.header.base_timestamp}
+        skipped = min(first - base, self.header.record_count)
+        position, found = skip_records(self.payload, skipped), []
+        for offset in range(first, stop):
+            record, position = decode_record(self.payload, position, **bases)
+            if record.offset != offset:
+                raise Corrupt(f"batch {base}: the offsets of its records are not in order")
+            found.append(self._stamped(record))
+        return found
 
     def offsets(self) -> list[int]:
         """Return the offsets of the records, in order. A large batch is decoded as columns, without `Record` objects.

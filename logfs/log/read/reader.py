@@ -346,27 +346,31 @@ class Reader:
                 f"{self.name.directory}: the log was truncated to offset {end} while it was read; read again"
             )
 
-    def read(self, offset: int | None = None, end: int | None = None) -> Iterator[Record]:
+    def read(
+        self, offset: int | None = None, end: int | None = None, *, limit: int | None = None
+    ) -> Iterator[Record]:
         """Yield the records in [offset, end), by default from the log start to the log end as it is now.
 
-        Records that readers do not see, such as control records, are left out. Raises `OffsetOutOfRange` if `offset`
-        is outside the log, or if a truncation during the read cuts off the next record. Raises `DamagedRange` at
-        damage; reading can continue after the damage, at the error's `next_offset`.
+        With `limit`, yields at most so many. Records that readers do not see, such as control records, are left out.
+        Raises `OffsetOutOfRange` if `offset` is outside the log, or if a truncation during the read cuts off the next
+        record. Raises `DamagedRange` at damage; reading can continue after the damage, at the error's `next_offset`.
         """
         state, first, stop = self._range(offset, end)
         shows = self.shown(state)
-        for batch in self.batches(first, stop, state):
+        for batch in [] if limit == 0 else self.batches(first, stop, state):
             if not shows(batch.header):
                 continue
-            whole = batch.header.base_offset >= first and batch.header.last_offset < stop
             with self._decoding(batch, state):
-                records = list(batch.records())
+                records = batch.records_between(first, stop, limit)
             for record in records:
                 if self.log.state.truncations is not state.truncations:
                     # The log was truncated after this read began: do not yield a record that was cut off.
                     self._check_left(record.offset + 1, state)
-                if whole or first <= record.offset < stop:
-                    yield record
+                yield record
+            if limit is not None:
+                limit -= len(records)
+                if not limit:
+                    return
 
     def columns(self, offset: int | None = None, end: int | None = None) -> Columns:
         """Return the records in [offset, end) as numpy arrays, by default from the log start to the log end.
