@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from logfs.format.base.names import TopicPartition
+from logfs.format.base.names import INTERNAL_TOPICS, TopicPartition
 from logfs.log.read.read_committed import Isolation
 from logfs.spark.known_names import SELECTIONS, check_options, warn_of_ignored
 from logfs.store.directory.recognition import PathKind, recognise
@@ -64,7 +64,7 @@ class Selection:
 
     `kind` is the option that selects them, one of `SELECTIONS`. It determines which field is set: `partitions` for
     `assign`, `topics` for `subscribe`, or `pattern` for `subscribePattern`. The pattern is a regular expression that
-    may match anywhere in a topic's name.
+    may match anywhere in a topic's name; it selects no internal topic.
     """
 
     kind: str
@@ -83,8 +83,8 @@ class Selection:
             return any(name.topic == topic for name in self.partitions)
         if self.kind == "subscribe":
             return topic in self.topics
-        # As in Kafka's source, the pattern may match anywhere in the name.
-        return re.search(self.pattern, topic) is not None
+        # As in Kafka's source, the pattern may match anywhere in the name, and internal topics must be named.
+        return topic not in INTERNAL_TOPICS and re.search(self.pattern, topic) is not None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -283,6 +283,15 @@ def test_tasks_follow_the_processors(
     assert load(spark, tmp_path, assign='{"orders":[3]}').rdd.getNumPartitions() == 1
 
 
+def test_a_pattern_selects_no_internal_topic(spark: SparkSession, tmp_path: Path) -> None:
+    """As with Kafka's consumers: otherwise a stream that commits for a group would read its own commits."""
+    with Store(tmp_path) as store:
+        store.create("orders-0").append([b"one"])
+        store.groups.commit("readers", "orders-0", 1)
+    assert offsets(load(spark, tmp_path, subscribePattern=".")) == {("orders", 0): [0]}
+    assert load(spark, tmp_path, subscribe="__consumer_offsets").count() == 1
+
+
 def test_each_load_shows_the_log_as_it_is_then(spark: SparkSession, tmp_path: Path) -> None:
     """Whatever has changed since the load before, and however it was changed, a load shows it."""
 

@@ -35,6 +35,9 @@ COMMITTED_KEY_INDEX = "logfs.keys.committed"
 PARTITION_METADATA = "partition.metadata"
 LEADER_EPOCHS = "leader-epoch-checkpoint"
 
+INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
+"""The topics that Kafka calls internal: a consumer that subscribes to a pattern does not get them."""
+
 # Suffixes that follow another suffix, as in `<base>.log.deleted`. DELETED marks a file that will be removed, CLEANED
 # the incomplete output of a compaction, and SWAP its complete output.
 DELETED = ".deleted"
