@@ -17,7 +17,7 @@ from hypothesis import is_hypothesis_test, seed, settings
 from logfs.log.disk.bucket_path import BucketPath
 from logfs.store.store import Store
 from tests.support import examples, fault_sites, lock_order
-from tests.support.mounts import Mount, alone_with_mounts
+from tests.support.mounts import Mount, alone_with_mounts, make_mounts_private
 from tests.support.requirements import DEEP, need_command, need_fuse
 from tests.support.stores import Clock, assert_clean
 
@@ -111,8 +111,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Remember the terminal reporter, and note fault sites if wanted."""
+    """Remember the terminal reporter, and note fault sites if wanted; in a worker, see the mounts of no other one."""
     global _terminal
+    if hasattr(config, "workerinput"):
+        make_mounts_private()
     _terminal = config.pluginmanager.get_plugin("terminalreporter")
     if folder := os.environ.get(fault_sites.FOLDER):
         fault_sites.install(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import signal
 import subprocess
@@ -23,10 +24,25 @@ if TYPE_CHECKING:
 
 START_SECONDS = 60
 
+# From <sched.h> and <sys/mount.h>.
+_CLONE_NEWNS = 0x20000
+_MS_REC, _MS_PRIVATE = 0x4000, 0x40000
+
+
+def make_mounts_private() -> None:
+    """Give this thread, and the programs that it starts, a mount namespace of their own, if root.
+
+    Otherwise a process of another test with its own mount namespace would have copies of the mounts made here, and
+    `logfs umount` would find them mounted elsewhere. What is mounted here is unmounted when the last process ends.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(_CLONE_NEWNS) == 0:
+        libc.mount(None, b"/", None, ctypes.c_ulong(_MS_REC | _MS_PRIVATE), None)
+
 
 @contextmanager
 def alone_with_mounts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Hold a lock that only one test at a time has.
+    """Hold a lock that only one test at a time has, for tests whose mounts cannot be private (not root).
 
     A process with its own mount namespace has a copy of every existing mount, including those of tests that run
     meanwhile. Until the process ends, `logfs umount` finds these mounts mounted elsewhere.
