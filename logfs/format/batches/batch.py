@@ -58,6 +58,8 @@ NO_LEADER_EPOCH = -1
 
 # Of a large batch, up to this many records are decoded one by one: loading the compiled kernels would take longer.
 _FEW = 64
+# How many records are skipped, and of how many the deltas are read, in the time that it takes to decode one.
+_SKIPS, _DELTAS = 16, 8
 
 # The first fields of a batch or message of any magic: its offset (the base offset of a batch), and the number of
 # bytes after these two fields.
@@ -361,7 +363,7 @@ class Batch:
         from logfs.format.batches import columns
 
         header, payload = self.header, self.payload
-        if columns.is_loaded() or columns.worthwhile(skipped):
+        if columns.is_loaded() or columns.worthwhile(skipped // _SKIPS):
             import numpy as np
 
             from logfs.format.kernels import batch_kernels
@@ -401,7 +403,7 @@ class Batch:
         from logfs.format.batches import columns
 
         header = self.header
-        if not columns.worthwhile(header.record_count):
+        if not columns.worthwhile(header.record_count // _DELTAS):
             return find_record(self.payload, header.record_count, offset_delta)
         import numpy as np
 
