@@ -333,7 +333,8 @@ def mount_helper() -> int:
     """Run `mount.logfs`, the program that mount(8) calls for an fstab line of type `logfs`, and return its exit code.
 
     mount(8) calls it as `mount.logfs LOGDIR[,LOGDIR…] MOUNTPOINT [-sfnv] [-N NAMESPACE] [-o OPTIONS] [-t TYPE]`, also
-    for `-o remount`. With `-f` (fake) nothing is mounted.
+    for `-o remount`. With `-f` (fake) nothing is mounted. With the option `nofail`, a log directory whose disk is
+    missing is no error.
     """
     parser = argparse.ArgumentParser(prog="mount.logfs")
     parser.add_argument("log_dirs")
@@ -355,6 +356,13 @@ def mount_helper() -> int:
     else:
         log_dirs = parsed.log_dirs.split(",")
         options.append(f"--source={parsed.log_dirs}")
+    words = {word for option in parsed.options for word in option.split(",")}
+    # `mount` creates a missing log directory in a directory that exists. A URL of a bucket is no absolute path.
+    needed = [
+        path if "ro" in words else os.path.dirname(path) for path in log_dirs if os.path.isabs(path)
+    ]
+    if "nofail" in words and not all(map(os.path.isdir, needed)):
+        return 0
     return main(["mount", *options, "--", *log_dirs, parsed.mountpoint])
 
 

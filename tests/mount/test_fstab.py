@@ -146,6 +146,19 @@ def test_mount_a_may_run_again_and_again(machine: Machine, tmp_path: Path) -> No
     assert_clean(tmp_path / "one", tmp_path / "two")
 
 
+def test_nofail_ignores_a_missing_disk(machine: Machine, tmp_path: Path) -> None:
+    """As mount(8) does for a device that does not exist; without the option, the missing directory is named."""
+    for options in ("nofail", "ro,nofail"):
+        machine.line(tmp_path / "disk/log", tmp_path / f"mnt-{options}", options)
+    done = machine.mount("-a")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    machine.line(tmp_path / "disk/log", tmp_path / "mnt", "ro")
+    done = machine.mount("-a")
+    assert done.returncode != 0
+    assert f"{tmp_path}/disk/log" in done.stderr
+    assert machine.mounts() == []
+
+
 def test_flags_of_a_mount_change(machine: Machine, tmp_path: Path) -> None:
     """`mount -o remount,…` changes ro and rw, noexec and access times, with and without a line in fstab, and leaves
     `sync` and `dirsync`; `ro` is refused while a file is open for writing.
