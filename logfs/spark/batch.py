@@ -94,10 +94,15 @@ class FilteredReader(BatchReader):
     """A batch reader that accepts filters. If filter push-down is off in Spark, Spark refuses to use such a reader.
 
     This class is used only if the option pushDownPredicate of the source is true. The default is false, because
-    Spark up to 4.3 has an error: if several queries use the DataFrame of one `load`, Spark applies the filters of the
-    last query to all of these queries, even to those without filters.
+    Spark up to 4.3 has an error: if several queries, or several places in a query, use the DataFrame of one `load`,
+    Spark reads for all of them what the filters that were pushed last select, even where there are no filters.
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:
-        """Add filters to the read, if `PushedFilters` supports them; yield those that Spark must evaluate."""
-        return self.pushed.push(filters)
+        """Add filters to the read, and yield all of them, so that Spark evaluates them again.
+
+        Otherwise Spark's error would also return rows that do not pass the filters of their query.
+        """
+        for each in filters:
+            self.pushed.push(each)
+            yield each

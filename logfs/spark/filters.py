@@ -1,10 +1,10 @@
-"""The filters of a query that are evaluated while the log is read, instead of by Spark.
+"""The filters of a query that decide what of the log is read. Spark evaluates all of them again on what was read.
 
-Filters on topic, partition and offset are evaluated exactly. The exception is an offset filter with more than 100
-ranges: logfs reads one range from the first to the last offset of these ranges, and Spark evaluates the filter again.
-For timestamps, the log knows the greatest timestamp of each segment and each batch, so segments and batches that are
-too early are skipped. From the other batches, records outside of the time range are dropped. Spark evaluates the
-filter again on the remaining records. Filters on other columns or of unknown kinds are left to Spark.
+Filters on topic, partition and offset select exactly what passes. The exception is an offset filter with more than
+100 ranges: one range from the first to the last offset of these ranges is read. For timestamps, the log knows the
+greatest timestamp of each segment and each batch, so segments and batches that are too early are skipped. From the
+other batches, records outside of the time range are dropped. Filters on other columns or of unknown kinds select
+nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from pyspark.sql.datasource import (
     GreaterThan,
     GreaterThanOrEqual,
     In,
-    IsNotNull,
     LessThan,
     LessThanOrEqual,
     Not,
@@ -34,7 +33,7 @@ from logfs.format.encoding.arrow_batches import FIRST_MS, LAST_MS
 from logfs.log.scan import scan_split
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from pyspark.sql.datasource import Filter
 
@@ -91,43 +90,28 @@ class PushedFilters:
     since_us: int = _FIRST
     until_us: int = _END
 
-    def push(self, filters: Iterable[Filter]) -> Iterator[Filter]:
-        """Add filters, all of which a row must pass, and yield those that Spark must evaluate.
-
-        A filter on timestamps, or with more than 100 ranges of offsets, is both added and yielded. The filters are
-        added while the caller iterates, so the caller must exhaust the iterator.
-        """
-        for each in filters:
-            if not self._answers(each):
-                yield each
-
-    def _answers(self, each: Filter) -> bool:
+    def push(self, each: Filter) -> None:
+        """Add a filter that a row must pass."""
         plain = each.child if isinstance(each, Not) else each
         column = ".".join(getattr(plain, "attribute", ()))
-        if column not in _TYPES:
-            return False
-        if isinstance(each, IsNotNull):
-            # Topic, partition and offset are never null. A timestamp is null if it is too large for an int64 in
-            # microseconds, so Spark must evaluate a filter on timestamps.
-            return column != "timestamp"
         known = _STRINGS if column == "topic" else _NUMBERS
         # Filters of other kinds, or with values of an unexpected type, are left to Spark.
-        if type(plain) not in known or {*map(type, _values(plain))} - {_TYPES[column]}:
-            return False
+        if column not in _TYPES or type(plain) not in known:
+            return
+        if {*map(type, _values(plain))} - {_TYPES[column]}:
+            return
         if column == "topic":
             self.topics.append(each)
-            return True
+            return
         found = _ranges(each)
+        first, end = (found[0][0], found[-1][1]) if found else (_END, _FIRST)
         if column == "partition":
             self.partitions = _common(self.partitions, found)
-            return True
-        first, end = (found[0][0], found[-1][1]) if found else (_END, _FIRST)
-        if column == "timestamp":
+        elif column == "timestamp":
             self.since_us, self.until_us = max(self.since_us, first), min(self.until_us, end)
-            return False
-        is_exact = len(found) <= _MOST_RANGES
-        self.offsets = _common(self.offsets, found if is_exact else [(first, end)])
-        return is_exact
+        else:
+            is_long = len(found) > _MOST_RANGES
+            self.offsets = _common(self.offsets, [(first, end)] if is_long else found)
 
     def wanted(self, reader: Reader, first: int, end: int) -> Ranges:
         """Return the ranges of offsets in [first, end) that must be read.
