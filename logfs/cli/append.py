@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
     from logfs.store.admin.appender import open_appender
 
     lines = _keyed_lines(arguments)
-    wanted = target(arguments.target)
+    wanted = target(arguments.target, for_writing=True)
     is_topic = names.partitions_named(wanted.name, partitions_in(wanted.log_dirs)) != [wanted.name]
     if not is_topic:
         check_partition_exists(wanted)

@@ -124,15 +124,18 @@ def print_json(row: Mapping[str, object]) -> None:
     print(json.dumps(row, ensure_ascii=False, separators=(",", ":")))
 
 
-def log_dirs_of(words: Iterable[str | Path], *, may_be_empty: bool = False) -> list[Path]:
+def log_dirs_of(
+    words: Iterable[str | Path], *, may_be_empty: bool = False, for_writing: bool = False
+) -> list[Path]:
     """Return the log directories that `words` name; a mountpoint stands for the log directories mounted there.
 
     Raises `InvalidStore` for any other path; the message says what the path is. With `may_be_empty` an empty
-    directory is accepted, too: it becomes a log directory when a store is opened in it.
+    directory is accepted, too: it becomes a log directory when a store is opened in it. With `for_writing`, raises
+    `NotWritable` for the mountpoint of a read-only mount.
     """
     from logfs.store.directory import recognition
 
-    found = [as_path(path) for path in recognition.log_dirs_of(words)]
+    found = [as_path(path) for path in recognition.log_dirs_of(words, for_writing=for_writing)]
     recognition.check_log_dirs(found, may_be_empty=may_be_empty)
     return found
 
@@ -172,20 +175,23 @@ def split_topic(directories: Sequence[Path]) -> tuple[Sequence[Path], str]:
     return (directories, "") if (found[0] / name).is_dir() else (found, name)
 
 
-def target(words: Sequence[str], *, may_be_empty: bool = False) -> Target:
+def target(
+    words: Sequence[str], *, may_be_empty: bool = False, for_writing: bool = False
+) -> Target:
     """Return the partition or topic that a TARGET argument names: LOGDIR/NAME, or LOGDIR… NAME.
 
     `words` are the words of the argument, one or several. NAME need not exist. If LOGDIR is a mountpoint, it stands
     for the log directories mounted there. Raises `InvalidStore` if a LOGDIR is not a log directory, or if there is
     only one word, and this is the path of a log directory or a mountpoint. With `may_be_empty` an empty directory is
-    accepted as a LOGDIR.
+    accepted as a LOGDIR. With `for_writing`, raises `NotWritable` for a read-only mount.
     """
     *log_dirs, name = words
     if not log_dirs:
         path = as_path(name).absolute()
         _check_no_log_dir(path)
         log_dirs, name = [str(path.parent)], path.name
-    return Target(log_dirs_of(log_dirs, may_be_empty=may_be_empty), name)
+    found = log_dirs_of(log_dirs, may_be_empty=may_be_empty, for_writing=for_writing)
+    return Target(found, name)
 
 
 def with_whole_store(log_dirs: Sequence[Path]) -> list[Path]:
@@ -248,11 +254,11 @@ def check_names(wanted: Target) -> list[str]:
 
 
 def existing_target(words: Sequence[str]) -> Target:
-    """Return the partition that a TARGET argument stands for, after a check that it exists.
+    """Return the partition to change that a TARGET argument stands for, after a check that it exists.
 
     Raises the errors of `target` and `check_partition_exists`.
     """
-    wanted = target(words)
+    wanted = target(words, for_writing=True)
     check_partition_exists(wanted)
     return wanted
 

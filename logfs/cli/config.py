@@ -54,7 +54,11 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.topic:
         directories, arguments.topic = split_topic(directories)
     changed = [word for word in settings if "=" in word]
-    log_dirs = log_dirs_of(directories, may_be_empty=bool(changed) and not arguments.topic)
+    log_dirs = log_dirs_of(
+        directories,
+        may_be_empty=bool(changed) and not arguments.topic,
+        for_writing=bool(changed),
+    )
     # Check the changes before an empty directory becomes a store.
     changes = parse_changes(changed, of_topic=bool(arguments.topic))
     if changes:

@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     changes = parse_changes(arguments.config, of_topic=True)
     if arguments.parents:
         _make_log_dirs(arguments.target, arguments.partitions)
-    wanted = target(arguments.target, may_be_empty=True)
+    wanted = target(arguments.target, may_be_empty=True, for_writing=True)
     if arguments.partitions is not None:
         names.check_topic(wanted.name)
         request = CreateTopic(wanted.name, arguments.partitions, dict(changes))

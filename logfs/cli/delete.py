@@ -25,7 +25,7 @@ def run(arguments: argparse.Namespace) -> int:
     from logfs.format.base.quantities import format_time
     from logfs.store.admin.requests import Delete
 
-    wanted = target(arguments.target)
+    wanted = target(arguments.target, for_writing=True)
     check_names(wanted)
     # Pass all log directories of the store: the committed offsets, which are deleted too, may be in any of them.
     done = ask(with_whole_store(wanted.log_dirs), Delete(wanted.name))

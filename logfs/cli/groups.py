@@ -61,7 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the committed offsets, or commit or delete offsets; exit code 1 if there was no offset to delete."""
     from logfs.store.store import Store
 
-    log_dirs = with_whole_store(log_dirs_of(arguments.log_dirs))
+    writes = bool(arguments.commit or arguments.forget)
+    log_dirs = with_whole_store(log_dirs_of(arguments.log_dirs, for_writing=writes))
     if arguments.commit:
         return _commit(log_dirs, *arguments.commit)
     if arguments.forget:

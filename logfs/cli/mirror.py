@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
     keep_memory()
     logging.basicConfig(level=logging.WARNING, format="logfs mirror: %(message)s", force=True)
     topics, options = source_of(arguments)
-    log_dirs = log_dirs_of(arguments.log_dirs, may_be_empty=True)
+    log_dirs = log_dirs_of(arguments.log_dirs, may_be_empty=True, for_writing=True)
     shown = _Shown()
     # Connect once before the store is opened, so that no new store is created if the cluster cannot be reached.
     Cluster(arguments.servers, options).close()

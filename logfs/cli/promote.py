@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
         if not topics:
             raise InvalidUsage(f"{paths[0]}: name a mirrored topic, as in LOGDIR/TOPIC")
         words = [str(path) for path in paths]
-    log_dirs = log_dirs_of(words)
+    log_dirs = log_dirs_of(words, for_writing=True)
     wanted = dict.fromkeys(topics.split(","))
     with Store(log_dirs, read_only=True, only="") as store:
         for topic in wanted:

@@ -52,13 +52,13 @@ class OpenLogs:
 
         `words` are the words of a TARGET, `isolation` is the name of an isolation level. With `groups`, all log
         directories of the store are opened, because the committed offsets of a group may be in any of them. Raises
-        `InvalidSetting` for an unknown level, `UnknownPartition`, the errors of opening a store read-only and, for an
-        offline partition, the error that made it offline.
+        `InvalidSetting` for an unknown level, `NotWritable` for a read-only mount with `groups`, `UnknownPartition`,
+        the errors of opening a store read-only and, for an offline partition, the error that made it offline.
         """
         from logfs.log.read.read_committed import isolation_level
         from logfs.store.store import Store
 
-        self._target = target(words)
+        self._target = target(words, for_writing=groups)
         if groups:
             self._target = self._target._replace(log_dirs=with_whole_store(self._target.log_dirs))
         self._isolation = isolation_level(isolation)

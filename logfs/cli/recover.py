@@ -22,7 +22,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     from logfs.store.store import Store
 
-    log_dirs = log_dirs_of(arguments.log_dirs)
+    log_dirs = log_dirs_of(arguments.log_dirs, for_writing=True)
     code = 0
     with Store(log_dirs, recover=True, progress=recovery_progress(), create=False) as store:
         for name in store:

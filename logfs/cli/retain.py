@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     from logfs.store.admin.requests import Retain, retention_plans
     from logfs.store.store import Store
 
-    log_dirs = log_dirs_of(arguments.log_dirs)
+    log_dirs = log_dirs_of(arguments.log_dirs, for_writing=not arguments.dry_run)
     if not arguments.dry_run:
         done = ask(log_dirs, Retain(list(map(str, log_dirs))))
         show = _print_json if arguments.json else partial(_explain, will="is")

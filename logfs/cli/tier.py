@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     from logfs.store.admin.requests import Tier
 
-    log_dirs = log_dirs_of(arguments.log_dirs)
+    log_dirs = log_dirs_of(arguments.log_dirs, for_writing=not arguments.dry_run)
     names = arguments.partition or []
     if arguments.dry_run:
         return _list(log_dirs, names)

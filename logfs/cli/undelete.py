@@ -19,7 +19,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Bring back the partitions, their topic's settings and the groups' committed offsets, and print the paths."""
     from logfs.store.admin.requests import Undelete
 
-    wanted = target(arguments.target)
+    wanted = target(arguments.target, for_writing=True)
     check_deleted(wanted)
     done = ask(with_whole_store(wanted.log_dirs), Undelete(wanted.name))
     for directory in done["directories"]:

@@ -82,7 +82,7 @@ def open_log_dirs(
     if len(paths) > 1 and any(isinstance(path, BucketPath) for path in paths):
         raise InvalidStore("a bucket is opened alone; give no other log directories")
     opened: list[LogDir] = []
-    broken: OSError | None = None
+    broken: dict[LogDir, OSError] = {}
     try:
         for path, given in zip(paths, log_dirs, strict=True):
             if isinstance(given, Lease):
@@ -94,11 +94,12 @@ def open_log_dirs(
                 _check_log_dir(disk, path)
                 log_dir.open()
             except OSError as error:
-                broken = broken or error
-                log_dir.close()
-                log_dir.disk.fail(error)
-        if broken is not None and all(log_dir.failure for log_dir in opened):
-            raise broken
+                broken[log_dir] = error
+        if len(broken) == len(opened):
+            raise next(iter(broken.values()))
+        for log_dir, error in broken.items():
+            log_dir.close()
+            log_dir.disk.fail(error)
     except BaseException:
         for log_dir in opened:
             log_dir.close()

@@ -13,6 +13,7 @@ import shutil
 import stat
 import subprocess
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,6 +24,7 @@ from logfs.store.admin import commit_client
 from logfs.store.directory.recognition import PathKind, check_log_dirs, recognise
 from logfs.store.observe.check import check
 from logfs.store.store import Store
+from tests.support.command_line import call, fails
 from tests.support.mounts import is_mounted
 
 if TYPE_CHECKING:
@@ -437,6 +439,63 @@ def test_log_directories_are_recognised(names: list[str], tmp_path: Path) -> Non
     assert recognise(path).kind is PathKind.LOG_DIR
     check_log_dirs([path])
     assert tree(tmp_path) == before
+
+
+def test_a_missing_disk_of_a_store_is_not_begun_anew(tmp_path: Path) -> None:
+    """The empty directory below the disk's mountpoint, or a missing one, does not take the place of the disk."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    for path in (one, two):
+        path.mkdir()
+    with Store([one, two]) as store:
+        store.create("orders-0").append([b"x"])
+        store.create("orders-1").append([b"x"])
+    two.rename(tmp_path / "disk")
+    for _ in range(2):
+        for open_again in (Store, partial(Store, read_only=True), partial(Store, create=True)):
+            with pytest.raises(InvalidStore, match="is a log directory of the store of"):
+                open_again([one, two])
+        assert not two.exists() or not any(two.iterdir())
+        two.mkdir(exist_ok=True)
+    (one / "logfs.dirs").unlink()
+    with Store([one, two]) as store:
+        assert len(store) == 1
+
+
+def files(log_dir: Path) -> dict[Path, tuple[int, int]]:
+    """Return the size and the mtime of everything in a log directory."""
+    found = {path: path.stat() for path in log_dir.rglob("*")}
+    return {path: (status.st_size, status.st_mtime_ns) for path, status in found.items()}
+
+
+def test_a_read_only_mount_is_not_changed_by_its_mountpoint(
+    make_mount: Callable[..., Mount],
+) -> None:
+    """A command that changes a log is refused there, and the reason names the log directory."""
+    mount = make_mount()
+    (mount.partition("orders-0") / "append").write_text("one\n")
+    mount.stop()
+    reading = make_mount("--read-only")
+    before = files(mount.log_dirs[0])
+    orders = reading.path / "orders-0"
+    for words in (
+        ("append", orders),
+        ("create", reading.path / "new-0"),
+        ("delete", orders),
+        ("undelete", orders),
+        ("delete-records", orders, "--before", "1"),
+        ("compact", orders),
+        ("reindex", orders),
+        ("recover", reading.path),
+        ("retain", reading.path),
+        ("tier", reading.path),
+        ("config", reading.path, "--topic", "orders", "retention.ms=1"),
+        ("groups", reading.path, "--commit", "g", "orders-0", "1"),
+        ("consume", "--group", "g", "--idle-exit", "1", orders),
+    ):
+        assert f"{reading.path}: is mounted read-only" in fails(*words), words
+    for words in (("cat", orders), ("retain", "-n", reading.path), ("describe", reading.path)):
+        assert call(*words).returncode == 0, words
+    assert files(mount.log_dirs[0]) == before
 
 
 def test_a_new_store_is_not_created_inside_another(tmp_path: Path) -> None:

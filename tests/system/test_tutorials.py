@@ -50,7 +50,7 @@ def follow(page: str, home: Path, servers: str = "localhost:9092") -> None:
     assert shown.count(END) == len(tutorial)
 
 
-@pytest.mark.parametrize("page", ["first-log.md", "shell-tools.md"])
+@pytest.mark.parametrize("page", ["first-log.md", "shell-tools.md", "backup.md"])
 @pytest.mark.usefixtures("mounts_alone")
 def test_a_tutorial_runs_as_it_is_written(page: str, tmp_path: Path) -> None:
     """Every command of the page prints what the page shows beside it."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from logfs.errors import CommitPending, InvalidRecord, InvalidSetting, LogfsError
+from logfs.format.base.names import INTERNAL_TOPICS
 from logfs.format.files import commit_file
 from logfs.log.disk.disk import Disk
 from logfs.spark.jobs.import_formats import ImportOptions
@@ -113,7 +114,7 @@ def import_(
         raise InvalidSetting("id is empty: give a name")
     form = _FORMS[format](options)
     files = find_files([sources] if isinstance(sources, (str, os.PathLike)) else sources)
-    directories = log_dirs(paths)
+    directories = log_dirs(paths, for_writing=True)
     _make_log_dirs(directories, may_create=partitions is not None)
     writer = None if id is None else f"import-{id}"
     if writer is not None and _is_committed(directories, writer):
@@ -181,7 +182,8 @@ def _check_topics(
     """Check that every row has a topic, and create the missing topics, with at least `partitions` partitions.
 
     `found` are all file ranges of the import, with the topics and partitions of their rows. Raises `InvalidSetting`
-    if a row has no topic, or if `partitions` is None and a topic is missing.
+    if a row has no topic, if files have the records of an internal topic, and if `partitions` is None and a topic is
+    missing.
     """
     there = partitions_in(Path(path) for path in directories if Path(path).is_dir())
     wanted: dict[str, int] = {}
@@ -190,6 +192,11 @@ def _check_topics(
             if topic is None:
                 raise InvalidSetting(
                     f"{file_range.path}: has no topic for its records; give the option topic"
+                )
+            if topic in INTERNAL_TOPICS and options.topic is None:
+                raise InvalidSetting(
+                    f"{file_range.path}: its records are of {topic}, and would change the groups or transactions of "
+                    "this log; leave the file out, or give the option topic"
                 )
             if topic not in there:
                 highest = -1 if partition is None or options.repartition else partition

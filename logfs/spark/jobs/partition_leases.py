@@ -190,7 +190,7 @@ def lease_partitions(paths: Paths, topics: Iterable[str] | None) -> Iterator[Lea
     or a broker holds the directories. Raises `UnknownPartition` for a topic that does not exist, and `InvalidStore`
     if an earlier commit of staged batches must be completed but cannot be.
     """
-    directories = [Path(path) for path in log_dirs(paths)]
+    directories = [Path(path) for path in log_dirs(paths, for_writing=True)]
     check_log_dirs(directories)
     with Store(directories, only="") as store:
         if store.commits.pending():

@@ -17,10 +17,14 @@ if TYPE_CHECKING:
     Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 
-def log_dirs(paths: Paths) -> list[str]:
-    """Return the log directories for `paths`. A mountpoint stands for the log directories that are mounted there."""
+def log_dirs(paths: Paths, *, for_writing: bool = False) -> list[str]:
+    """Return the log directories for `paths`. A mountpoint stands for the log directories that are mounted there.
+
+    With `for_writing`, raises `NotWritable` for the mountpoint of a read-only mount.
+    """
     named = [paths] if isinstance(paths, (str, os.PathLike)) else paths
-    return log_dirs_of([local_log_dir(os.fspath(path)) for path in named])
+    found = [local_log_dir(os.fspath(path)) for path in named]
+    return log_dirs_of(found, for_writing=for_writing)
 
 
 def of_topics(topics: Iterable[str] | None) -> Callable[[str], bool]:

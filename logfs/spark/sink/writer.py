@@ -68,7 +68,7 @@ class _Sink:
         self.options = options
         # The paths may be mountpoints. Find their log directories now, because the mountpoints need not exist on the
         # machines of the tasks.
-        self.log_dirs = log_dirs_of(options.paths)
+        self.log_dirs = log_dirs_of(options.paths, for_writing=True)
         check_log_dirs(map(Path, self.log_dirs), may_be_empty=options.create_partitions is not None)
         self._create_partitions()
         self.planned = planned_partitions(self.log_dirs, options.topic)

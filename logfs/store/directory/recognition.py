@@ -18,15 +18,16 @@ import errno
 import json
 import os
 import re
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from logfs.errors import InvalidName, InvalidStore
+from logfs.errors import InvalidName, InvalidStore, NotWritable
 from logfs.format.base import names
 from logfs.format.files import commit_file
 from logfs.log.disk.bucket_path import BucketPath, as_path
-from logfs.log.disk.disk import TEMPORARY
+from logfs.log.disk.disk import TEMPORARY, ReadOnlyDisk
 from logfs.store import settings
 from logfs.store.directory import lock, log_dir
 from logfs.store.directory.lease import Lease
@@ -158,9 +159,10 @@ def check_log_dirs(
 
     With `may_be_empty` an empty directory is accepted, which then becomes a log directory. With `may_be_made` a
     missing directory is accepted if its parent directory exists. An empty or missing directory inside another log
-    directory is always refused. A path that cannot be examined is accepted: opening it raises an error with the
-    reason.
+    directory is always refused. So is one that another of the log directories names as a part of its store: its disk
+    is not mounted. A path that cannot be examined is accepted: opening it raises an error with the reason.
     """
+    paths = list(paths)
     for path in paths:
         # A lease is for an existing log directory. If this machine does not have the directory, it must not be
         # created.
@@ -169,6 +171,8 @@ def check_log_dirs(
         found = recognise(path)
         if found.kind in (PathKind.LOG_DIR, PathKind.BUCKET, PathKind.UNKNOWN):
             continue
+        if found.kind in (PathKind.EMPTY, PathKind.MISSING):
+            _check_not_in_store(found, paths)
         if found.kind is PathKind.EMPTY and empty_may_be:
             continue
         if found.kind is PathKind.EMPTY:
@@ -183,6 +187,19 @@ def check_log_dirs(
         raise found.error()
 
 
+def _check_not_in_store(found: RecognisedPath, paths: Iterable[str | os.PathLike[str]]) -> None:
+    """Raise `InvalidStore` if a log directory in `paths` names the path in `found` as a part of its store."""
+    here = Path(os.path.realpath(found.path))
+    for path in map(as_path, paths):
+        if not isinstance(path, BucketPath) and os.path.realpath(path) != str(here):
+            with suppress(OSError):
+                if here in log_dir.store_dirs(ReadOnlyDisk(), path).all:
+                    raise found.error(
+                        f", but is a log directory of the store of {path}; mount its disk, leave it out or, if it is "
+                        f"gone for good, remove {path / log_dir.STORE_DIRS}"
+                    )
+
+
 def check_place(path: Path) -> None:
     """Raise `InvalidStore` if a new log directory at the missing path `path` would lie in another log directory."""
     if around := _around(path):
@@ -192,23 +209,40 @@ def check_place(path: Path) -> None:
 
 def mounted_log_dirs(path: str | os.PathLike[str]) -> list[str] | None:
     """Return the log directories mounted at a path; None if no logfs is mounted there or the mount gives no list."""
+    found = _mounted(path)
+    return None if found is None else found[0]
+
+
+def log_dirs_of(paths: Iterable[str | os.PathLike[str]], *, for_writing: bool = False) -> list[str]:
+    """Return `paths`, with each mountpoint of logfs replaced by the log directories that are mounted there.
+
+    With `for_writing`, raises `NotWritable` for the mountpoint of a read-only mount.
+    """
+    found: list[str] = []
+    for path in paths:
+        log_dirs, is_read_only = _mounted(path) or ([os.fspath(path)], False)
+        if for_writing and is_read_only:
+            raise NotWritable(
+                f"{path}: is mounted read-only; give the log directory ({' '.join(log_dirs)}), or mount it without ro"
+            )
+        found += log_dirs
+    return found
+
+
+def _mounted(path: str | os.PathLike[str]) -> tuple[list[str], bool] | None:
+    """Return the log directories mounted at a path, and whether they are mounted read-only.
+
+    Returns None if no logfs is mounted there, or the mount gives no list.
+    """
     absolute = os.path.realpath(path)
     mount = logfs_mounts().get(absolute)
     if mount is None or mount.root != "/":
         return None
     try:
-        told = json.loads(Path(absolute, lock.STATUS_FILE).read_bytes())["log_dirs"]
-        return [str(each) for each in told]
+        told = json.loads(Path(absolute, lock.STATUS_FILE).read_bytes())
+        return [str(each) for each in told["log_dirs"]], bool(told.get("read_only"))
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def log_dirs_of(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
-    """Return `paths`, with each mountpoint of logfs replaced by the log directories that are mounted there."""
-    found: list[str] = []
-    for path in paths:
-        found += mounted_log_dirs(path) or [os.fspath(path)]
-    return found
 
 
 # The functions below find out the kind of a directory from the names in it.
