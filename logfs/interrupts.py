@@ -1,4 +1,4 @@
-"""Ctrl-C at a better moment: after an import, or after the start of a JVM, that must not end half-way."""
+"""Ctrl-C at a better moment: after an import or the start of a JVM, or when the threads of some work have ended."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 @contextmanager
-def delayed_interrupts() -> Iterator[None]:
+def delayed_interrupts(told: Callable[[], object] = lambda: None) -> Iterator[None]:
     """Delay Ctrl-C to the end of the context, where it raises `KeyboardInterrupt`.
+
+    At each Ctrl-C, `told` is called at once. A `KeyboardInterrupt` in the middle of an import may leave a lock of the
+    import system held, for which all other threads then wait for ever.
 
     Does nothing in a thread that is not the main thread, or if the program has its own handler of SIGINT.
     """
@@ -24,7 +27,12 @@ def delayed_interrupts() -> Iterator[None]:
         yield
         return
     arrived: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, _: arrived.append(number))
+
+    def note(number: int, _: object) -> None:
+        arrived.append(number)
+        told()
+
+    signal.signal(signal.SIGINT, note)
     try:
         yield
     finally:

@@ -35,15 +35,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the state of a mount or a log directory; without an argument, of all mounts.
 
-    The exit code is 1 if a mount cannot be read, a partition is offline, or a log directory has failed. With `--json`
-    it is 1 only if a mount cannot be read. Raises `InvalidStore` if the argument is no mount, log directory or
-    bucket, or if nothing is mounted and there is no argument. Also raises the errors of `logfs.open` if a log
-    directory cannot be opened.
+    The exit code is 1 if a mount cannot be read, a partition is offline or damaged, or a log directory has failed.
+    With `--json` it is 1 only if a mount cannot be read. Raises `InvalidStore` if the argument is no mount, log
+    directory or bucket, or if nothing is mounted and there is no argument. Also raises the errors of `logfs.open` if
+    a log directory cannot be opened.
     """
     from logfs.cli.watch import MountSource, mounts, source
 
     wanted = arguments.target
-    sources = [*map(MountSource, mounts())] if wanted is None else [source(wanted)]
+    if wanted is None:
+        sources: list[Source] = [*map(MountSource, mounts(write_behind=True))]
+    else:
+        sources = [source(wanted, write_behind=True)]
     if not sources:
         raise InvalidStore("no logfs is mounted; mount one, or give a log directory")
     code = 0
@@ -57,7 +60,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _print(source: Source, *, json: bool) -> int:
     from logfs.cli.watch import MountSource
-    from logfs.store.directory.mount_table import DEAD_ERRORS
 
     path = source.name
     is_mount = isinstance(source, MountSource)
@@ -68,12 +70,8 @@ def _print(source: Source, *, json: bool) -> int:
             raise
         if isinstance(error, PermissionError):
             print(f"{path}: cannot be read, because it belongs to another user ({error.strerror})")
-        elif error.errno not in DEAD_ERRORS:
-            print(f"{path}: {error.strerror}")
         else:
-            print(
-                f"{path}: its daemon is dead ({error.strerror}); 'logfs umount {path}' removes the mount"
-            )
+            print(f"{path}: {error.strerror}")
         return 1
     status = look.status
     if json:
@@ -83,6 +81,11 @@ def _print(source: Source, *, json: bool) -> int:
         print(f"{path}: logfs {status['version']}, pid {status['pid']}")
     else:
         print(f"{path}: a log directory, opened read-only")
+    if "write_behind" in status:
+        print(f"  store       {status['write_behind']} (write-behind)")
+        print(f"  errors      {status['errors']} (see {os.path.join(path, '.logfs/errors')})")
+        print(f"  open files  {status['open_files']}, of which {status['failed_files']} failed")
+        return 1 if status["failed_files"] else 0
     dirs = ", ".join(status["log_dirs"])
     print(f"  log dirs    {dirs}{' (read-only)' if status['read_only'] else ''}")
     if is_mount:
@@ -96,9 +99,12 @@ def _print(source: Source, *, json: bool) -> int:
         print(f"  failed      {directory}: {reason}")
     for name, reason in status["offline"].items():
         print(f"  offline     {name}: {reason}")
+    damaged = status.get("damaged_ranges", {})
+    for name, count in damaged.items():
+        print(f"  damaged     {name}: {count} ranges of offsets; 'logfs check' lists them")
     if status["upkeep"] and not status["read_only"]:
         _print_upkeep(status)
-    return 1 if status["offline"] or failed else 0
+    return 1 if status["offline"] or failed or damaged else 0
 
 
 def _print_upkeep(status: Mapping[str, Any]) -> None:

@@ -24,8 +24,8 @@ class StoreSnapshot(NamedTuple):
     """The state of a store at one moment.
 
     `status` is the parsed `.logfs/status.json` of a mount. For a log directory it has the same keys, except those
-    about the mount's daemon, such as `pid`. `metrics` has the samples as metric name -> labels -> value; labels are
-    (name, value) pairs.
+    about the mount's daemon, such as `pid`. A write-behind mount has keys of its own, and no metrics. `metrics` has
+    the samples as metric name -> labels -> value; labels are (name, value) pairs.
     """
 
     status: Mapping[str, Any]
@@ -66,22 +66,30 @@ class MountSource:
     def look(self) -> StoreSnapshot:
         """Return the present status and metrics of the store.
 
-        Raises `TimeoutError` if the daemon is stopped or waits for its disk, and `OSError` if a file cannot be read.
+        Raises `TimeoutError` if the daemon is stopped or waits for its disk, and `OSError` if it is dead or a file
+        cannot be read.
         """
         from logfs.deadline import within
-        from logfs.store.directory.mount_table import PATIENCE_SECONDS
+        from logfs.store.directory.mount_table import DEAD_ERRORS, PATIENCE_SECONDS
 
         try:
             return within(PATIENCE_SECONDS, self._look)
         except TimeoutError:
             words = "does not respond; its daemon is stopped or waiting for its disk"
             raise TimeoutError(errno.ETIMEDOUT, words, self.name) from None
+        except OSError as error:
+            if error.errno not in DEAD_ERRORS:
+                raise
+            words = f"its daemon is dead ({error.strerror}); 'logfs umount {self.name}' removes the mount"
+            raise OSError(error.errno, words, self.name) from None
 
     def _look(self) -> StoreSnapshot:
         import json
 
         own = Path(self.name) / ".logfs"
         status = json.loads((own / "status.json").read_bytes())
+        if "write_behind" in status:
+            return StoreSnapshot(status, {})
         if "upkeep" not in status:
             # The daemon may be of an older release, whose status lacks these entries.
             status |= {"upkeep": None, "background": []}
@@ -120,22 +128,24 @@ class LogDirSource:
         self._store.close()
 
 
-def mounts() -> list[str]:
-    """Return the mountpoints of all mounts of stores.
+def mounts(*, write_behind: bool = False) -> list[str]:
+    """Return the mountpoints of all mounts of stores, with `write_behind` also those of write-behind mounts.
 
-    Bind mounts of a directory inside such a mount, and write-behind mounts, are left out.
+    Bind mounts of a directory inside such a mount are left out.
     """
     from logfs.store.directory.mount_table import FILESYSTEM_TYPE, logfs_mounts
 
     return [
         path
         for path, mount in logfs_mounts().items()
-        if mount.root == "/" and mount.kind == FILESYSTEM_TYPE
+        if mount.root == "/" and (write_behind or mount.kind == FILESYSTEM_TYPE)
     ]
 
 
-def source(path: Path | None) -> Source:
+def source(path: Path | None, *, write_behind: bool = False) -> Source:
     """Return a source for the mount, log directory or bucket at `path`; without a path, for the only mount.
+
+    With `write_behind`, `path` may also be a write-behind mount.
 
     Raises `InvalidStore` if `path` is none of these. Without a path, raises `InvalidStore` if there is no mount or
     more than one.
@@ -154,7 +164,7 @@ def source(path: Path | None) -> Source:
     # which may be stopped.
     for resolve in (os.path.abspath, os.path.realpath):
         absolute = resolve(path)
-        if absolute in mounts():
+        if absolute in mounts(write_behind=write_behind):
             return MountSource(absolute)
     found_kind = recognise(path)
     if found_kind.kind is PathKind.EMPTY:

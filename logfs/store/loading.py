@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import threading
@@ -22,7 +21,6 @@ from logfs.format.base import names
 from logfs.format.base.names import DirectoryKind, TopicPartition
 from logfs.format.files import checkpoint
 from logfs.format.tiered.metadata_record import TOPIC as METADATA_TOPIC
-from logfs.interrupts import delayed_interrupts
 from logfs.locks import Level, make_lock
 from logfs.log import recovery
 from logfs.log.append.partition import Partition
@@ -97,9 +95,9 @@ def open_log_dirs(
                 broken[log_dir] = error
         if len(broken) == len(opened):
             raise next(iter(broken.values()))
-        for log_dir, error in broken.items():
+        for log_dir, reason in broken.items():
             log_dir.close()
-            log_dir.disk.fail(error)
+            log_dir.disk.fail(reason)
     except BaseException:
         for log_dir in opened:
             log_dir.close()
@@ -327,10 +325,6 @@ class PartitionLoader:
                 self._stopped.wait(time.monotonic() - began)
 
         todo = [unloaded for _, unloaded in sorted(self._registry.unloaded.copy().items())]
-        if todo and not is_clean:
-            # If Ctrl-C interrupted the import of the kernels in one thread, the import in another one would fail.
-            with delayed_interrupts():
-                importlib.import_module("logfs.format.kernels.text_kernels")
         count = 1 if is_clean else len(os.sched_getaffinity(0))
         for_each(load, todo, threads=count, abandon=self._stopped.set)
 

@@ -7,6 +7,8 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, TypeVar
 
+from logfs.interrupts import delayed_interrupts
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
@@ -26,9 +28,9 @@ def for_each(
 ) -> None:
     """Call `work` for each item, in this thread and in up to `threads` - 1 others; return when all calls are done.
 
-    After an error, or a signal such as Ctrl-C, no further call begins, and `abandon` is called, which may make the
-    running calls end early. When they have ended, the first error is raised. If a thread cannot be started, the other
-    threads do its work.
+    After an error or Ctrl-C, no further call begins, and `abandon` is called, which may make the running calls end
+    early. When they have ended, the first error is raised; for Ctrl-C it is `KeyboardInterrupt`. If a thread cannot
+    be started, the other threads do its work.
     """
     todo = list(items)
     # All threads take items from this iterator, so each item goes to one thread.
@@ -66,15 +68,17 @@ def for_each(
             with suppress(Empty):
                 wake.get(timeout=_LOOK_SECONDS)
 
-    try:
-        with suppress(RuntimeError, MemoryError):
-            for _ in range(min(threads, len(todo)) - 1):
-                # `start` of a `Thread` would wait forever for a thread that dies before it runs, for lack of memory.
-                _thread.start_new_thread(help_with_run, ())
-        run()
-        join()
-    except BaseException as error:
-        fail(error)
-        join()
-    if errors:
-        raise errors[0]
+    with delayed_interrupts(lambda: fail(KeyboardInterrupt())):
+        try:
+            with suppress(RuntimeError, MemoryError):
+                for _ in range(min(threads, len(todo)) - 1):
+                    # `start` of a `Thread` would wait forever for a thread that dies before it runs, for lack of
+                    # memory.
+                    _thread.start_new_thread(help_with_run, ())
+            run()
+            join()
+        except BaseException as error:
+            fail(error)
+            join()
+        if errors:
+            raise errors[0]

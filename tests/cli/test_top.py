@@ -248,7 +248,7 @@ def test_status_without_a_mount(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """If nothing is mounted, `logfs status` fails, so that a script notices."""
-    monkeypatch.setattr(watch, "mounts", list)
+    monkeypatch.setattr(watch, "mounts", lambda write_behind: [])
     assert main(["status"]) == 1
     assert capsys.readouterr().err == (
         "logfs: no logfs is mounted; mount one, or give a log directory\n"

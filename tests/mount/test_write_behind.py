@@ -825,8 +825,11 @@ def test_wrong_arguments(pair: Pair, tmp_path: Path) -> None:
 
 
 def test_other_commands_name_the_store(pair: Pair) -> None:
-    """A write-behind mount given to another command leads to the store's mount; `top` counts it not as a store."""
-    assert str(pair.store.path) in fails("status", pair.behind.path)
+    """A write-behind mount given to another command leads to the store's mount; `status` shows it."""
+    assert str(pair.store.path) in fails("top", "--once", pair.behind.path)
+    shown = ok("status", pair.behind.path)
+    assert f"  store       {pair.store.path} (write-behind)" in shown
+    assert "  errors " in shown
 
 
 @pytest.mark.usefixtures("mounts_alone")

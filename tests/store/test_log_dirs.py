@@ -18,8 +18,9 @@ from logfs.store.directory.log_dir import CLEAN_SHUTDOWN, RECOVERY_POINTS, STORE
 from logfs.store.observe.metrics import metrics
 from logfs.store.observe.status import store_status
 from logfs.store.store import Store
+from tests.support.command_line import call
 from tests.support.mounts import Mount
-from tests.support.processes import run, wait_for
+from tests.support.processes import NOBODY, run, wait_for
 from tests.support.requirements import need_fuse, need_root
 from tests.support.stores import Clock, assert_clean
 
@@ -300,11 +301,32 @@ def test_a_disk_that_is_unmounted_under_the_daemon(disks: list[Path], tmp_path: 
         assert (disks[1] / "b-0").is_dir()
         assert not [*disks[0].iterdir()], "written under an empty mountpoint"
         assert main(["status", str(mount.path)]) == 1
+        for words in (["describe", mount.path], ["cat", mount.path / kept.pop()]):
+            assert call(*words).returncode == 0, words
         os.statvfs(mount.path)
     finally:
         mount.stop()
     assert (disks[1] / CLEAN_SHUTDOWN).exists()
     assert_clean(disks[1])
+
+
+def test_what_root_makes_belongs_to_the_owner_of_the_log_directory(tmp_path: Path) -> None:
+    """Otherwise the owner, such as a service, could not open the log after a command of an administrator."""
+    need_root()
+    path = tmp_path / "log"
+    path.mkdir()
+    os.chown(path, NOBODY, NOBODY)
+    for _ in range(2):
+        with Store(path) as store:
+            if "orders-0" not in store:
+                store.create("orders-0")
+            store["orders-0"].append([b"x"])
+            store["orders-0"].roll(store.clock())
+            store.settings.set_topic("orders", "retention.ms", "-1")
+            store.groups.commit("readers", "orders-0", 1)
+    made = [*path.rglob("*")]
+    assert len(made) > 15
+    assert {(each.lstat().st_uid, each.lstat().st_gid) for each in made} == {(NOBODY, NOBODY)}
 
 
 def test_a_directory_with_the_list_of_its_store_alone_opens(tmp_path: Path) -> None:

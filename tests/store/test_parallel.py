@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import _thread
+import os
+import signal
 import threading
 
 import pytest
@@ -44,6 +46,25 @@ def test_the_first_error_ends_the_work(error: BaseException) -> None:
     with pytest.raises(type(error)):
         for_each(work, range(50), threads=2, abandon=abandoned.set)
     assert sorted(begun) == [0, 1]
+
+
+def test_ctrl_c_does_not_interrupt_a_call() -> None:
+    """It may be in an import, whose lock would stay held. The call ends as `abandon` lets it, and no more begin."""
+    begun, ended = [], []
+    abandoned = threading.Event()
+
+    def work(number: int) -> None:
+        begun.append(number)
+        if threading.current_thread() is threading.main_thread():
+            os.kill(os.getpid(), signal.SIGINT)
+        assert abandoned.wait(60)
+        ended.append(number)
+
+    with pytest.raises(KeyboardInterrupt):
+        for_each(work, range(50), threads=2, abandon=abandoned.set)
+    assert sorted(begun) == sorted(ended)
+    assert len(ended) <= 2
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError(), None])

@@ -257,8 +257,10 @@ class Disk:
 
         Raises `OSError`, without waiting, for a symlink, a FIFO or anything else that is not a regular file. `create`
         makes a missing file, by default with mode 0640 less the umask. Other users must not read the files in log
-        directories: they read through the mount, whose mode bits control their access.
+        directories: they read through the mount, whose mode bits control their access. A file that root makes gets
+        the owner of its directory, who must be able to use the log afterwards.
         """
+        is_roots = create and not os.geteuid() and not os.path.lexists(path)
         flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         flags |= os.O_RDWR if write else os.O_RDONLY
         flags |= os.O_CREAT if create else 0
@@ -271,6 +273,8 @@ class Disk:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
             raise OSError(errno.EINVAL, "is not a regular file", str(path))
+        if is_roots:
+            _give(fd, path.parent)
         return File(path, fd)
 
     def open_locked(self, path: Path, lock: Callable[[int], object]) -> File:
@@ -416,9 +420,14 @@ class Disk:
         path.unlink(missing_ok=True)
 
     def mkdir(self, path: Path, *, mode: int = DIRECTORY_MODE) -> None:
-        """Make a directory, with `mode` less the umask, and sync its parent; if the sync fails, undo the mkdir."""
+        """Make a directory, with `mode` less the umask, and sync its parent; if the sync fails, undo the mkdir.
+
+        A directory that root makes gets the owner of its parent.
+        """
         os.mkdir(path, mode)
         try:
+            if not os.geteuid():
+                _give(path, path.parent)
             self.sync_directory(path.parent)
         except BaseException:
             with suppress(OSError):
@@ -561,6 +570,13 @@ class Disk:
                 self.sync(file)
             return True
         return False
+
+
+def _give(made: Path | int, directory: Path) -> None:
+    """Give a file or directory that this process has made to the owner of `directory`, if that is another user."""
+    owner = os.stat(directory)
+    if owner.st_uid != os.geteuid():
+        os.chown(made, owner.st_uid, owner.st_gid)
 
 
 class ReadOnlyDisk(Disk):

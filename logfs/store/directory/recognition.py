@@ -16,6 +16,7 @@ from __future__ import annotations
 import enum
 import errno
 import json
+import logging
 import os
 import re
 from contextlib import suppress
@@ -35,6 +36,9 @@ from logfs.store.directory.mount_table import DEAD_ERRORS, is_dead, logfs_mounts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+
+logger = logging.getLogger(__name__)
 
 
 class PathKind(enum.Enum):
@@ -232,7 +236,8 @@ def log_dirs_of(paths: Iterable[str | os.PathLike[str]], *, for_writing: bool = 
 def _mounted(path: str | os.PathLike[str]) -> tuple[list[str], bool] | None:
     """Return the log directories mounted at a path, and whether they are mounted read-only.
 
-    Returns None if no logfs is mounted there, or the mount gives no list.
+    Those that have failed in the mount are left out, with a warning, unless all have. Returns None if no logfs is
+    mounted there, or the mount gives no list.
     """
     absolute = os.path.realpath(path)
     mount = logfs_mounts().get(absolute)
@@ -240,7 +245,12 @@ def _mounted(path: str | os.PathLike[str]) -> tuple[list[str], bool] | None:
         return None
     try:
         told = json.loads(Path(absolute, lock.STATUS_FILE).read_bytes())
-        return [str(each) for each in told["log_dirs"]], bool(told.get("read_only"))
+        every = [str(each) for each in told["log_dirs"]]
+        failed = told.get("offline_log_dirs", {})
+        working = [each for each in every if each not in failed]
+        for each in failed if working else ():
+            logger.warning("%s: has failed in the mount, and is left out", each)
+        return working or every, bool(told.get("read_only"))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

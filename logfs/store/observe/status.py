@@ -150,7 +150,8 @@ def upkeep_text(store: Store) -> str:
 def store_status(store: Store) -> dict[str, Any]:
     """Return the status of a store: its log directories, offline partitions, upkeep and background operations.
 
-    Of the partitions that are not offline, only the number is included.
+    Of the partitions that are not offline, the number is included, and how many damaged ranges those have that have
+    any.
     """
     return {
         "log_dirs": [str(log_dir.path) for log_dir in store.log_dirs],
@@ -166,6 +167,11 @@ def store_status(store: Store) -> dict[str, Any]:
         "unloaded": len(store.registry.unloaded),
         "recovered_bytes": store.recovered_bytes,
         "offline": {name: str(reason) for name, reason in sorted(store.offline.copy().items())},
+        "damaged_ranges": {
+            name: len(damaged)
+            for name, partition in sorted(store.registry.partitions.copy().items())
+            if (damaged := partition.state.damaged)
+        },
         "upkeep": upkeep_status(store),
         "background": [
             asdict(work)
