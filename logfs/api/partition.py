@@ -167,14 +167,21 @@ class Partition:
     ) -> Iterator[Record]:
         """Yield the last `count` records; all of them if there are fewer.
 
-        Raises `ValueError` for a negative `count`, and the errors of `read`.
+        Raises `ValueError` for a negative `count`, and the errors of `read`, also if damage follows the records.
         """
         if checked_number("count", count) < 0:
             raise ValueError(f"count must be 0 or more, not {count}")
         reader = self._reader(isolation)
-        # Stop after `count` records: more may be appended before the first `next`.
-        last = islice(reader.read(reader.offset_of_last(count)), count)
-        return self._while_open(last)
+        # Stop after `count` records: some may have been appended between these two calls.
+        start, end = reader.offset_of_last(count), reader.log_end_offset
+
+        def last() -> Iterator[Record]:
+            records = reader.read(start, end)
+            yield from islice(records, count)
+            # Damage that follows raises its error here.
+            next(records, None)
+
+        return self._while_open(last())
 
     def record(
         self, offset: int, *, isolation: IsolationLevel = "read_uncommitted"

@@ -530,6 +530,24 @@ def test_a_partition_that_cannot_be_read_is_told_beside_busy_ones(
     flip(damaged, 70)
 
 
+def test_the_last_records_before_damage_are_followed_by_its_error(log_dir: Path) -> None:
+    """`last` does not hide that newer records are damaged."""
+    with logfs.open(log_dir, create=True) as store:
+        partition = store.create_topic("orders", 1).partitions[0]
+        for n in range(6):
+            partition.append(f"{n}")
+    path = log_dir / "orders-0" / f"{0:020}.log"
+    flip(path, path.stat().st_size - 2)
+    with logfs.open(log_dir, "r") as store:
+        partition = store["orders-0"]
+        for count in (1, 2, 10):
+            found = []
+            with pytest.raises(logfs.DamagedRange):
+                found.extend(record.offset for record in partition.last(count))
+            assert found == [*range(5)][-count:], count
+    flip(path, path.stat().st_size - 2)
+
+
 def test_a_consumer_goes_on_after_damage(log_dir: Path) -> None:
     """A damaged range raises one error. The next call returns the records after it, and a commit passes it."""
     with logfs.open(log_dir, create=True) as store:
