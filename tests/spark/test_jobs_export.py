@@ -172,6 +172,9 @@ def test_existing_files_are_an_error_or_kept_or_replaced(
     before = (target / a).stat().st_ino
     with pytest.raises(FileExistsError, match="append or overwrite"):
         export(spark, log_dir, target)
+    for incremental in (False, True):
+        with pytest.raises(FileExistsError, match="an export in the format parquet"):
+            export(spark, log_dir, target, format="json", mode="append", incremental=incremental)
     with pytest.raises(FileExistsError, match="startingOffsets"):
         export(spark, log_dir, target, mode="append")
     assert files(target) == ["_SUCCESS", "notes", a]

@@ -69,6 +69,20 @@ def assert_untouched(log_dir: Path) -> None:
     assert not list(log_dir.rglob("*" + STAGED))
 
 
+def test_records_of_internal_topics_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """They would move the groups of the log. An export has them only if they are named."""
+    source, log = tmp_path / "source", tmp_path / "log"
+    with Store(source) as store:
+        store.create("orders-0").append([b"x"])
+        store.groups.commit("readers", "orders-0", 1)
+    export(spark, source, tmp_path / "all")
+    assert {path.name for path in (tmp_path / "all").glob("topic=*")} == {"topic=orders"}
+    export(spark, source, tmp_path / "named", topics=["__consumer_offsets"])
+    with pytest.raises(InvalidSetting, match="its records are of __consumer_offsets"):
+        import_(spark, tmp_path / "named", log, partitions=1)
+    assert import_(spark, tmp_path / "named", log, topic="copies", partitions=1).records == 1
+
+
 # import(export(x)) == x.
 
 

@@ -12,6 +12,7 @@ import errno
 import json
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -123,6 +124,8 @@ def export(
     ):
         # Check the target again: `temporary_directory` may have completed an export that was killed.
         _check_contents(folder, mode, incremental=incremental)
+        if mode != "overwrite" and format != "iceberg":
+            _check_format(folder, form)
         if incremental:
             known = place.offsets(chosen.selection, may_be_damaged=anew)
             plan = _checked(lambda: _plan_after(known, chosen, anew=anew))
@@ -217,6 +220,19 @@ def _check_contents(folder: Path, mode: str, *, incremental: bool, is_early: boo
         f"the directory is not empty{hint}: give mode append or overwrite, or another directory",
         str(folder),
     )
+
+
+def _check_format(folder: Path, form: ExportFormat) -> None:
+    """Raise `FileExistsError` if an earlier export into the target has files of another format."""
+    for path in islice(folder.glob("topic=*/date=*/part-*"), 1):
+        is_json = ".jsonl" in path.suffixes
+        if is_json != (form.format == "json"):
+            kind = "json" if is_json else "parquet"
+            raise FileExistsError(
+                errno.EEXIST,
+                f"holds an export in the format {kind}: give this format, mode overwrite or another directory",
+                str(folder),
+            )
 
 
 def _read_options(
