@@ -354,7 +354,12 @@ def _limit(options: Mapping[str, str], which: str, default: PositionKind) -> Lim
         return Limit(default)
     if text.strip().lower() in (PositionKind.EARLIEST.value, PositionKind.LATEST.value):
         return Limit(PositionKind(text.strip().lower()))
-    return Limit(PositionKind.OFFSETS, _by_partition(text, _OFFSETS_SHAPE))
+    each = _by_partition(text, _OFFSETS_SHAPE)
+    if min(each.values(), default=0) < EARLIEST_OFFSET:
+        raise ValueError(
+            f"{_OFFSETS_SHAPE}, where -1 is the latest offset and -2 the earliest, got {text}"
+        )
+    return Limit(PositionKind.OFFSETS, each)
 
 
 def _timestamp(name: str, text: str) -> int:

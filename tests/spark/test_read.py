@@ -202,6 +202,7 @@ WRONG: list[tuple[dict[str, object], str]] = [
     ({"endingOffsets": "earliest"}, "ending offset can't be earliest for batch queries"),
     ({"endingOffsets": '{"orders":{"1":-2}}'}, "ending offset for orders-1 can't be earliest"),
     ({"startingOffsets": '{"orders":{"0":5}}'}, "don't match what are assigned"),
+    ({"startingOffsets": '{"orders":{"0":-3,"1":0,"2":0}}'}, "-2 the earliest"),
     ({"startingOffsets": "nonsense"}, "Expected e.g."),
     ({"startingTimestamp": START_MS + 10**9}, "No offset matched from request"),
     ({"startingOffsets": '{"orders":{"1":400}}'}, "greater than the end offset 300"),
