@@ -283,6 +283,14 @@ def _columns_again(
     fail = options.fail_on_data_loss
     directory = as_path(split.segment.directory)
     where = f"; host {workers.host()}: {gone}"
+    if split.segment.tiered is not None:
+        # Objects are never replaced, so the records are nowhere else.
+        report_loss(
+            f"offsets {split.first_offset} to {split.end_offset - 1} of {directory.name} are no longer in the object "
+            f"store{where}",
+            fail=fail,
+        )
+        return
     if _is_deleted(split.segment, gone):
         for log_dir in log_dirs_of(options.paths):
             other = as_path(log_dir) / directory.name

@@ -13,6 +13,10 @@ from tests.spark.streaming import streamed
 from tests.support.object_server import BUCKET, ObjectServer, object_server
 from tests.support.stores import set_topic
 
+pytest.importorskip("pyspark", reason="pyspark is not installed")
+
+from pyspark.errors import PySparkException
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -114,3 +118,36 @@ def test_a_tiered_log_reads_as_before(
     server.put(key, bytes(len(server.backend.get_object(BUCKET, key).value)))
     report = jobs.verify(spark, f"s3://{BUCKET}/spark-{layout}/tiered-")
     assert {"orders-0" in str(each.path) for each in report.errors} == {True}
+
+
+def test_a_deleted_object_is_a_loss(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A query of a tiered log does not pass over the records of an object that somebody has deleted."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    bucket, log_dir = tmp_path / "bucket", tmp_path / "log"
+    bucket.mkdir()
+    with Store(log_dir) as store:
+        store.settings.set_broker("remote.storage.url", f"file://{bucket}")
+        set_topic(
+            store,
+            "orders",
+            segment_bytes=2000,
+            remote_storage_enable="true",
+            local_retention_bytes=100,
+            file_delete_delay_ms=0,
+        )
+        partition = store.create("orders-0")
+        for first in range(0, 600, 20):
+            partition.append([b"value %d" % n for n in range(first, first + 20)])
+        store.tier("orders-0")
+        store.retain()
+        lost = partition.segments[1]
+        assert lost.is_tiered
+    (deleted,) = bucket.rglob(f"{lost.base_offset:020}-*.log")
+    deleted.unlink()
+    with pytest.raises(PySparkException, match="are no longer in the object store"):
+        load(spark, log_dir).collect()
+    reading = spark.read.format("logfs").options(subscribe="orders", failOnDataLoss="false")
+    found = {row.offset for row in reading.load(str(log_dir)).collect()}
+    assert found == {*range(600)} - {*range(lost.base_offset, lost.next_offset)}

@@ -86,40 +86,50 @@ def _last_batch_before(segment: Segment, offset: int) -> Batch | None:
     return before
 
 
-def _counted(segment: Segment, entry_number: int) -> Iterator[tuple[int, Batch]]:
+def _counted(segment: Segment, entry_number: int) -> Iterator[tuple[int, Batch | Damage]]:
     """Yield (count, batch) for the batches of a segment, from the text index entry `entry_number` on.
 
     `count` is the number of the segment's records before the batch. An `entry_number` of -1 stands for the start of
-    the segment. Control batches are left out. Damaged ranges after the entry are skipped, and their records are not
+    the segment. Control batches are left out. A `Damage` is yielded in the place of a batch; its records are not
     counted.
     """
     entry = segment.text_index[entry_number]
     count = entry.before.records
     for found in segment.walk(entry.position, first_offset=entry.offset):
-        if not isinstance(found, Damage) and not found[1].header.is_control:
+        if isinstance(found, Damage):
+            yield count, found
+        elif not found[1].header.is_control:
             yield count, found[1]
             count += found[1].header.record_count
 
 
 def _offset_of_record(segment: Segment, number: int) -> int:
-    """Return the offset of record `number` (from 0) of a segment; `next_offset` if it has no such record."""
-    for before, batch in _counted(segment, segment.text_index.number_of_record(number)):
-        header = batch.header
-        if before + header.record_count > number:
-            if header.is_whole:
-                return header.base_offset + number - before
-            return int(batch.columns().offsets[number - before])
-    return segment.next_offset
+    """Return the offset of record `number` (from 0) of a segment.
+
+    If the segment has no such record, the record may be damaged. The result is then the offset at which the first
+    damage begins, so that a read from there raises its error; without damage it is `next_offset`.
+    """
+    damaged: int | None = None
+    for before, found in _counted(segment, segment.text_index.number_of_record(number)):
+        if isinstance(found, Damage):
+            damaged = found.first_offset if damaged is None else damaged
+        elif before + found.header.record_count > number:
+            if found.header.is_whole:
+                return found.header.base_offset + number - before
+            return int(found.columns().offsets[number - before])
+    return segment.next_offset if damaged is None else damaged
 
 
 def _records_before(segment: Segment, offset: int) -> int:
     """Return how many records a segment has before a batch that begins at `offset`."""
     number = segment.text_index.number_of_offset(offset)
     count = segment.text_index[number].before.records
-    for before, batch in _counted(segment, number):
-        if batch.header.base_offset >= offset:
+    for before, found in _counted(segment, number):
+        if isinstance(found, Damage):
+            continue
+        if found.header.base_offset >= offset:
             break
-        count = before + batch.header.record_count
+        count = before + found.header.record_count
     return count
 
 

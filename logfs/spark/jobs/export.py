@@ -122,10 +122,9 @@ def export(
         temporary_directory(folder, incremental=incremental) as temporary,
         _target(folder, temporary, format) as place,
     ):
-        # Check the target again: `temporary_directory` may have completed an export that was killed.
+        # Again: `temporary_directory` may have completed an export that was killed.
         _check_contents(folder, mode, incremental=incremental)
-        if mode != "overwrite" and format != "iceberg":
-            _check_format(folder, form)
+        _check_format(folder, mode, form)
         if incremental:
             known = place.offsets(chosen.selection, may_be_damaged=anew)
             plan = _checked(lambda: _plan_after(known, chosen, anew=anew))
@@ -133,9 +132,8 @@ def export(
             plan = _checked(lambda: _plan(chosen))
         works = [WorkItem(split, split.bytes) for split in plan.splits]
         task = _ExportTask(str(temporary), form, chosen, recreated_ids(plan.offsets or {}))
-        written = [
-            each for files in run(spark, "logfs export", works, task, progress) for each in files
-        ]
+        done = run(spark, "logfs export", works, task, progress)
+        written = [each for files in done for each in files]
         place.publish(written, plan.offsets, chosen.selection if anew else None, plan.begins)
     return Exported(
         len(written),
@@ -222,8 +220,10 @@ def _check_contents(folder: Path, mode: str, *, incremental: bool, is_early: boo
     )
 
 
-def _check_format(folder: Path, form: ExportFormat) -> None:
-    """Raise `FileExistsError` if an earlier export into the target has files of another format."""
+def _check_format(folder: Path, mode: str, form: ExportFormat) -> None:
+    """Raise `FileExistsError` if an earlier export has files of another format, which `mode` does not replace."""
+    if mode == "overwrite":
+        return
     for path in islice(folder.glob("topic=*/date=*/part-*"), 1):
         is_json = ".jsonl" in path.suffixes
         if is_json != (form.format == "json"):
