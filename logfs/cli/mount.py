@@ -47,9 +47,18 @@ _IGNORED = frozenset(
 _IGNORED_BEGINNINGS = ("x-", "X-", "user=", "uhelper=", "comment=")
 # `_FUSE_OPTIONS` are passed to FUSE unchanged. `_REMOUNT_ONLY` are used only by a remount. A new mount ignores them,
 # because they are its defaults or have no effect on it.
-_FUSE_OPTIONS = frozenset({"noexec", "noatime", "nodiratime", "sync", "dirsync"})
+_FUSE_OPTIONS = frozenset({"noexec", "noatime", "sync", "dirsync"})
 _REMOUNT_ONLY = frozenset(
-    {"exec", "atime", "diratime", "relatime", "norelatime", "strictatime", "nostrictatime"}
+    {
+        "exec",
+        "atime",
+        "diratime",
+        "nodiratime",
+        "relatime",
+        "norelatime",
+        "strictatime",
+        "nostrictatime",
+    }
 )
 
 

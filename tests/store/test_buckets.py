@@ -101,6 +101,39 @@ def copy(put: Put, partition: Path, kind: str, topic_id: uuid.UUID | None = None
                 put_aiven(put, partition, segment, topic_id, chunk_bytes=3000, compressed=True)
 
 
+@pytest.mark.parametrize("kind", ["local", "aiven"])
+def test_damage_of_the_last_segment_is_told(tmp_path: Path, kind: str) -> None:
+    """Whatever way the last records are read, damage that has taken their place is an error."""
+    place = tmp_path / "bucket"
+    with Store(tmp_path / "log") as store:
+        fill(store)
+
+    def put(key: str, data: bytes) -> None:
+        (place / key).parent.mkdir(parents=True, exist_ok=True)
+        (place / key).write_bytes(data)
+
+    copy(put, tmp_path / "log/orders-0", kind)
+    log = max(place.rglob("*.log"), key=lambda path: path.name)
+    log.write_bytes(bytes(byte ^ 0x55 for byte in log.read_bytes()))
+    first = int(log.name[:20])
+    target = f"{url(place)}/orders-0"
+    for words in (
+        ["cat"],
+        ["cat", "-o", f"{first - 5}.."],
+        ["cat", "-o", "-5"],
+        ["tail", "-n", "5"],
+    ):
+        for form in ([], ["-F", "%o\\n"], ["-J"]):
+            done = call(*words, *form, target)
+            assert (done.returncode, b"are damaged" in done.stderr) == (1, True), (
+                words,
+                form,
+                done,
+            )
+    with logfs.open(url(place), "r") as opened, pytest.raises(logfs.DamagedRange):
+        list(opened["orders-0"].last(5))
+
+
 def url(place: Path) -> str:
     return f"file://{place}"
 

@@ -511,6 +511,10 @@ def scan_segment(
         before = position
         for walked in segment.walk(position, first_offset=expected, is_end_known=False):
             if isinstance(walked, Damage):
+                if walked.end >= size:
+                    # The walk does not know how many offsets the end of the segment has.
+                    reached = max(walked.next_offset, segment.next_offset)
+                    walked = walked._replace(next_offset=reached)
                 yield walked
                 # Let the walk yield the next batch, too. No CRC covers the offset of that batch, but the walk checks
                 # the offset by the batch after it.

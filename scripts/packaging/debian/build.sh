@@ -62,6 +62,7 @@ stage_files() {
     # mount(8) calls the second one for remounts of mounts that have no line in fstab.
     ln -s ../lib/logfs/bin/mount.logfs "$stage/usr/sbin/mount.logfs"
     ln -s mount.logfs "$stage/usr/sbin/mount.fuse.logfs"
+    ln -s mount.logfs "$stage/usr/sbin/mount.fuse.logfs-write-behind"
 
     install -D -m 644 -t "$stage/lib/systemd/system" "$from"/systemd/logfs*
     # How Docker and Podman find the volume plugin.
