@@ -16,6 +16,7 @@ import pytest
 from tests.support.command_line import ok
 from tests.support.processes import wait_for
 from tests.support.requirements import need, need_command
+from tests.system.test_documented_commands import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -195,10 +196,8 @@ def test_lnav(mount: Mount, tmp_path: Path) -> None:
     with (mount.path / "programs-0/append.jsonl").open("ab") as file:
         for n in range(5):
             file.write(b'{"key":"k%d","value":"line %d"}\n' % (n % 2, n))
-    (form,) = blocks("lnav", "json", mount, tmp_path)
     (query,) = blocks("lnav", "sh", mount, tmp_path)
-    (tmp_path / "logfs_envelopes.json").write_text(form)
-    run(f"lnav -i {tmp_path}/logfs_envelopes.json", tmp_path)
+    run(f"lnav -i {ROOT}/docs/lnav/logfs_envelopes.json", tmp_path)
     assert [line.split() for line in run(query, tmp_path).splitlines()] == [
         ["key", "lines"],
         ["k0", "3"],
