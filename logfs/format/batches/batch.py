@@ -279,11 +279,13 @@ class Batch:
 
         header = self.header
         first, stop = max(first, header.base_offset), min(stop, header.next_offset)
-        if header.magic == MAGIC and columns.worthwhile(header.record_count):
+        is_large = header.magic == MAGIC and header.record_count > _FEW
+        if is_large and not (columns.is_loaded() or header.has_holes):
             wanted = max(stop - first, 0)
             few = wanted if limit is None else min(wanted, limit)
-            if few <= _FEW and not (columns.is_loaded() or header.has_holes):
+            if few <= _FEW:
                 return self._few_records(first, first + few)
+        if header.magic == MAGIC and columns.worthwhile(header.record_count):
             found = self.columns()
             found = found.select((found.offsets >= first) & (found.offsets < stop))
             return list(found.select(slice(limit)).records())
