@@ -329,6 +329,22 @@ def test_what_root_makes_belongs_to_the_owner_of_the_log_directory(tmp_path: Pat
     assert {(each.lstat().st_uid, each.lstat().st_gid) for each in made} == {(NOBODY, NOBODY)}
 
 
+def test_root_may_be_refused_another_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on NFS, or in a user namespace: what root makes then stays its own, and the log works."""
+    need_root()
+    path = tmp_path / "log"
+    path.mkdir()
+    os.chown(path, NOBODY, NOBODY)
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "chown", refuse)
+    with Store(path) as store:
+        store.create("orders-0").append([b"x"])
+    assert (path / "orders-0").stat().st_uid == os.geteuid()
+
+
 def test_a_directory_with_the_list_of_its_store_alone_opens(tmp_path: Path) -> None:
     """As after the last partition has left it, and a cleanup of the files that a store writes again."""
     one, other = tmp_path / "one", tmp_path / "other"

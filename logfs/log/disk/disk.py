@@ -573,10 +573,14 @@ class Disk:
 
 
 def _give(made: Path | int, directory: Path) -> None:
-    """Give a file or directory that this process has made to the owner of `directory`, if that is another user."""
-    owner = os.stat(directory)
-    if owner.st_uid != os.geteuid():
-        os.chown(made, owner.st_uid, owner.st_gid)
+    """Give a file or directory that this process has made to the owner of `directory`, if that is another user.
+
+    Does nothing where root may not do so: on NFS, in a user namespace, or without the capability CAP_CHOWN.
+    """
+    with suppress(OSError):
+        owner = os.stat(directory)
+        if owner.st_uid != os.geteuid():
+            os.chown(made, owner.st_uid, owner.st_gid)
 
 
 class ReadOnlyDisk(Disk):
