@@ -10,8 +10,9 @@ from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING, cast
 
 from logfs.cli.decoding import RecordDecoder, add_schemas
-from logfs.cli.scanning import FEW, LogScan, read_chunks, read_records, read_text
+from logfs.cli.scanning import LogScan, read_chunks, read_records, read_text
 from logfs.cli.selection import RecordSelector
+from logfs.format.batches.batch import FEW
 from logfs.format.text import envelope
 from logfs.format.text.format_string import HELP, FormatString
 from logfs.log.disk.memory import keep_memory

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from logfs.errors import OffsetOutOfRange
+from logfs.format.batches.batch import FEW
 from logfs.log.disk.disk import TRIES, Gone
 from logfs.log.segment.batch_iterator import Damage, DamagedRange
 
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 _TEXT_BYTES = 1 << 20
 # How many bytes of a log are read at a time as columns.
 _SPLIT_BYTES = 64 << 20
-# Up to this many records are read one by one: loading the compiled kernels would take longer.
-FEW = 64
 # A scan reads a log in rounds: if the log was compacted during a round, the next round continues up to the new
 # log end. This is the largest number of rounds.
 _ROUNDS = 20

@@ -530,12 +530,18 @@ def test_a_partition_that_cannot_be_read_is_told_beside_busy_ones(
     flip(damaged, 70)
 
 
+def append_six(store: logfs.Store) -> logfs.Partition:
+    """Append the records 0 to 5, each in a batch of its own, to a partition, and return it."""
+    partition = store.create_topic("orders", 1).partitions[0]
+    for n in range(6):
+        partition.append(f"{n}")
+    return partition
+
+
 def test_the_last_records_before_damage_are_followed_by_its_error(log_dir: Path) -> None:
     """`last` does not hide that newer records are damaged."""
     with logfs.open(log_dir, create=True) as store:
-        partition = store.create_topic("orders", 1).partitions[0]
-        for n in range(6):
-            partition.append(f"{n}")
+        append_six(store)
     path = log_dir / "orders-0" / f"{0:020}.log"
     flip(path, path.stat().st_size - 2)
     with logfs.open(log_dir, "r") as store:
@@ -551,9 +557,7 @@ def test_the_last_records_before_damage_are_followed_by_its_error(log_dir: Path)
 def test_a_consumer_goes_on_after_damage(log_dir: Path) -> None:
     """A damaged range raises one error. The next call returns the records after it, and a commit passes it."""
     with logfs.open(log_dir, create=True) as store:
-        partition = store.create_topic("orders", 1).partitions[0]
-        for n in range(6):
-            partition.append(f"{n}")
+        append_six(store)
         damaged = log_dir / "orders-0" / f"{0:020}.log"
         size = damaged.stat().st_size // 6
         flip(damaged, 2 * size - 1)

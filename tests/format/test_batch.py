@@ -203,7 +203,7 @@ def test_some_records_of_a_golden_batch(
     """`records_between` returns the records of any range, at most so many, with and without the kernels."""
     monkeypatch.setattr(columns, "worthwhile", lambda records: True)
     monkeypatch.setattr(columns, "is_loaded", lambda: is_loaded)
-    monkeypatch.setattr(batch_module, "_FEW", 1)
+    monkeypatch.setattr(batch_module, "FEW", 1)
     batch = Batch.parse(HEADERS[name][0])
     offsets = range(batch.header.base_offset - 1, batch.header.next_offset + 2)
     for first, stop in product(offsets, offsets):

@@ -56,8 +56,8 @@ NO_PRODUCER_EPOCH = -1
 NO_SEQUENCE = -1
 NO_LEADER_EPOCH = -1
 
-# Of a large batch, up to this many records are decoded one by one: loading the compiled kernels would take longer.
-_FEW = 64
+# Up to this many records are read one by one: loading the compiled kernels would take longer.
+FEW = 64
 # How many records are skipped, and of how many the deltas are read, in the time that it takes to decode one.
 _SKIPS, _DELTAS = 16, 8
 
@@ -279,11 +279,11 @@ class Batch:
 
         header = self.header
         first, stop = max(first, header.base_offset), min(stop, header.next_offset)
-        is_large = header.magic == MAGIC and header.record_count > _FEW
+        is_large = header.magic == MAGIC and header.record_count > FEW
         if is_large and not (columns.is_loaded() or header.has_holes):
             wanted = max(stop - first, 0)
             few = wanted if limit is None else min(wanted, limit)
-            if few <= _FEW:
+            if few <= FEW:
                 return self._few_records(first, first + few)
         if header.magic == MAGIC and columns.worthwhile(header.record_count):
             found = self.columns()

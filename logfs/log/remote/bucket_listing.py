@@ -121,8 +121,8 @@ def _segments_in(store: ObjectStore, place: PartitionPlace) -> list[BucketSegmen
 
 def copies_in(
     store: ObjectStore, layout: type[BucketSegment], prefix: str, place: str
-) -> dict[uuid.UUID, BucketSegment]:
-    """Return the complete copies of segments in a partition's directory `prefix`, by the ids of the segments.
+) -> dict[tuple[int, uuid.UUID], BucketSegment]:
+    """Return the complete copies of segments in a partition's directory `prefix`, by first offset and segment id.
 
     `layout` parses the keys of the objects. `place` is the part of `prefix` before the name of the topic.
     """
@@ -133,7 +133,7 @@ def copies_in(
             start_offset, segment_id, suffix = parsed
             copies.setdefault((start_offset, segment_id), {})[suffix] = each
     return {
-        segment_id: layout(start_offset, segment_id, objects)
-        for (start_offset, segment_id), objects in copies.items()
+        which: layout(*which, objects)
+        for which, objects in copies.items()
         if layout.required <= objects.keys()
     }

@@ -73,10 +73,11 @@ class TieredDisk(BucketDisk):
             found = LAYOUTS[stored.layout].of(segment, stored, self.place)
         else:
             self.check_may_block()
-            listed = self._listed(segment.partition).get(segment.segment_id)
+            which = segment.start_offset, segment.segment_id
+            listed = self._listed(segment.partition).get(which)
             if listed is None:
                 self._listed.cache_clear()
-                listed = self._listed(segment.partition).get(segment.segment_id)
+                listed = self._listed(segment.partition).get(which)
             if listed is None:
                 raise RemoteStorageError(
                     f"{directory}: the segment with base offset {segment.start_offset} is not in the bucket; set "
@@ -96,8 +97,8 @@ class TieredDisk(BucketDisk):
         """
         self._missing[directory, first] = end
 
-    def _list(self, partition: RemotePartition) -> Mapping[uuid.UUID, BucketSegment]:
-        found: dict[uuid.UUID, BucketSegment] = {}
+    def _list(self, partition: RemotePartition) -> Mapping[tuple[int, uuid.UUID], BucketSegment]:
+        found: dict[tuple[int, uuid.UUID], BucketSegment] = {}
         for layout in LAYOUTS.values():
             directory = layout.directory(partition, self.place)
             found |= copies_in(self.objects, layout, directory, self.place)

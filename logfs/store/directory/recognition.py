@@ -195,13 +195,17 @@ def _check_not_in_store(found: RecognisedPath, paths: Iterable[str | os.PathLike
     """Raise `InvalidStore` if a log directory in `paths` names the path in `found` as a part of its store."""
     here = Path(os.path.realpath(found.path))
     for path in map(as_path, paths):
-        if not isinstance(path, BucketPath) and os.path.realpath(path) != str(here):
-            with suppress(OSError):
-                if here in log_dir.store_dirs(ReadOnlyDisk(), path).all:
-                    raise found.error(
-                        f", but is a log directory of the store of {path}; mount its disk, leave it out or, if it is "
-                        f"gone for good, remove {path / log_dir.STORE_DIRS}"
-                    )
+        if isinstance(path, BucketPath) or os.path.realpath(path) == str(here):
+            continue
+        named: frozenset[Path] = frozenset()
+        # A log directory that cannot be read names nothing here: opening it raises an error with the reason.
+        with suppress(OSError):
+            named = log_dir.store_dirs(ReadOnlyDisk(), path).all
+        if here in named:
+            raise found.error(
+                f", but is a log directory of the store of {path}; mount its disk, leave it out or, if it is gone "
+                f"for good, remove {path / log_dir.STORE_DIRS}"
+            )
 
 
 def check_place(path: Path) -> None:
@@ -209,12 +213,6 @@ def check_place(path: Path) -> None:
     if around := _around(path):
         words = "does not exist, and a log directory cannot be created inside another one"
         raise RecognisedPath(path, PathKind.MISSING, words, (around,)).error()
-
-
-def mounted_log_dirs(path: str | os.PathLike[str]) -> list[str] | None:
-    """Return the log directories mounted at a path; None if no logfs is mounted there or the mount gives no list."""
-    found = _mounted(path)
-    return None if found is None else found[0]
 
 
 def log_dirs_of(paths: Iterable[str | os.PathLike[str]], *, for_writing: bool = False) -> list[str]:
@@ -416,7 +414,8 @@ def _in_mount(path: Path, found: os.stat_result) -> RecognisedPath | None:
         return _dead(Path(real))
     mount = here.get(real)
     if mount is not None and mount.root == "/":
-        meant = tuple(mounted_log_dirs(real) or filter(os.path.isdir, [mount.source]))
+        mounted = _mounted(real)
+        meant = tuple(mounted[0] if mounted else filter(os.path.isdir, [mount.source]))
         return RecognisedPath(
             path, PathKind.MOUNTPOINT, "is where logfs is mounted, not a log directory", meant
         )
