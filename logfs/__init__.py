@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from logfs.api.groups import ConsumerGroups
     from logfs.api.partition import Partition
     from logfs.api.records import ConsumerRecord
+    from logfs.api.serving import serve
     from logfs.api.store import Store, open
     from logfs.api.topic import Topic, TopicSettings
     from logfs.api.transaction import Transaction
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
     from logfs.format.batches.record import Record, TimestampType
     from logfs.log.read.reader import OffsetAndTimestamp
     from logfs.log.segment.batch_iterator import DamagedRange
+    from logfs.server.server import Server
 
     __version__: str
 
@@ -105,6 +107,7 @@ __all__ = [
     "Record",
     "RecordTooLarge",
     "RemoteStorageError",
+    "Server",
     "Store",
     "StoreClosed",
     "StoreLocked",
@@ -117,6 +120,7 @@ __all__ = [
     "UnknownSetting",
     "Unsupported",
     "open",
+    "serve",
 ]
 
 # For each public name that is not an error: its module, and its name in that module. The module is imported at the
@@ -131,12 +135,14 @@ _HOMES = {
     "OffsetAndTimestamp": ("logfs.log.read.reader", "OffsetAndTimestamp"),
     "Partition": ("logfs.api.partition", "Partition"),
     "Record": ("logfs.format.batches.record", "Record"),
+    "Server": ("logfs.server.server", "Server"),
     "Store": ("logfs.api.store", "Store"),
     "TimestampType": ("logfs.format.batches.record", "TimestampType"),
     "Topic": ("logfs.api.topic", "Topic"),
     "TopicSettings": ("logfs.api.topic", "TopicSettings"),
     "Transaction": ("logfs.api.transaction", "Transaction"),
     "open": ("logfs.api.store", "open"),
+    "serve": ("logfs.api.serving", "serve"),
 }
 
 

@@ -281,7 +281,7 @@ _MAX = str(LONG_MAX)
 
 # fmt: off
 # The topic-level settings of kafka-storage 11.1, and those of logfs. If a later release of Kafka has changed a
-# default, the row has the new default (kafka-storage 15). The first line of a row has the type, name, default and
+# default, the row has the new default (kafka-storage 13). The first line of a row has the type, name, default and
 # allowed values. The description and the synonyms follow.
 _TOPIC_ROWS = (
     _row(LIST, "cleanup.policy", "delete", _POLICIES,

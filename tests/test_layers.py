@@ -18,7 +18,7 @@ PACKAGE = ROOT / "logfs"
 LAYERS = [
     "cli",
     "api mount spark",
-    "schema mirror push volume report",
+    "schema mirror push volume report server",
     "store",
     "log",
     "cluster",

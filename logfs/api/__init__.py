@@ -12,5 +12,6 @@ Each class offers users a part of the engine. Names with an underscore are only 
 - `chunks`: records of partitions, read a chunk at a time.
 - `following`: records as they are appended, for loops and for `async for`.
 - `transaction`: a transaction over several partitions.
+- `serving`: the store as a broker for Kafka's clients.
 - `consumer`: a member of a consumer group.
 """

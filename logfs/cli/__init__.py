@@ -5,8 +5,8 @@ has `add_arguments(parser)` and `run(arguments) -> int`, which returns the exit 
 the data or the system, 2 for wrong usage. `umount` also returns 3. `consume` returns 128 plus the number of the
 signal that ends it, and `top` 143 after SIGTERM.
 
-After Ctrl-C, `mount -f`, `top` and `volume-plugin` return 0. The other commands that do not write to log directories
-(`_READ_ONLY`) are killed by the signal, and a shell reports 130 for them. All other commands return 130.
+After Ctrl-C, `mount -f`, `serve`, `top` and `volume-plugin` return 0. The other commands that do not write to log
+directories (`_READ_ONLY`) are killed by the signal, and a shell reports 130 for them. All other commands return 130.
 
 Commands share `common` (arguments, opening a store, tables, errors), `service_manager` (messages to systemd) and
 `watch` (the snapshots that `status` and `top` show). `cat`, `tail` and `consume` also share `selection` (which
@@ -59,6 +59,7 @@ COMMANDS = {
     "reindex": "rebuild all indexes of a partition",
     "config": "show or change settings",
     "spark": "verify, reindex, compact, export, import and count with Spark",
+    "serve": "let Kafka's clients read log directories or a bucket",
     "mirror": "follow topics of a Kafka cluster, batch by batch",
     "push": "send topics into a Kafka cluster, batch by batch",
     "promote": "make a mirrored topic an ordinary one, open to appends",
@@ -67,7 +68,8 @@ COMMANDS = {
     "completion": "print a script that completes commands in a shell",
 }
 
-# Commands that Ctrl-C may kill at once: they do not write to log directories. `volume-plugin` sets its own handler.
+# Commands that Ctrl-C may kill at once: they do not write to log directories. `serve` and `volume-plugin` set their
+# own handlers.
 _READ_ONLY = frozenset(
     {
         "cat",
@@ -75,6 +77,7 @@ _READ_ONLY = frozenset(
         "describe",
         "dump",
         "report",
+        "serve",
         "status",
         "tail",
         "umount",

@@ -56,6 +56,17 @@ def not_empty(text: str) -> str:
     return text
 
 
+def address_argument(text: str) -> tuple[str, int]:
+    """Return the host and the port in `PORT`, `HOST:PORT` or `[HOST]:PORT`. Without a host, it is 127.0.0.1.
+
+    Raises `ArgumentTypeError` for any other text.
+    """
+    host, _, port = text.rpartition(":")
+    if not (port.isascii() and port.isdigit() and int(port) < 1 << 16):
+        raise argparse.ArgumentTypeError(f"{text!r} is not [ADDRESS:]PORT, such as 9308")
+    return host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port)
+
+
 def group_name(text: str) -> str:
     """Return the name of a consumer group, unchanged. Raises `ArgumentTypeError` if it is empty or not UTF-8."""
     try:

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from logfs.cli.common import path_argument
+from logfs.cli.common import address_argument, path_argument
 from logfs.cli.mirror import add_source, source_of
 from logfs.cli.service_manager import notify
 from logfs.errors import InvalidStore, InvalidUsage, did_you_mean
@@ -117,7 +117,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_source(parser)
     parser.add_argument(
         "--metrics-listen",
-        type=_address,
+        type=address_argument,
         metavar="[ADDRESS:]PORT",
         help=(
             "serve the metrics over HTTP at /metrics, for Prometheus; the ADDRESS is 127.0.0.1 by default, "
@@ -302,17 +302,6 @@ def _write_behind_session(arguments: argparse.Namespace, words: list[str]) -> Ca
         fuse_options=frozenset(fuse),
     )
     return partial(run, options)
-
-
-def _address(text: str) -> tuple[str, int]:
-    """Return the host and the port in `PORT`, `HOST:PORT` or `[HOST]:PORT`. Without a host, it is 127.0.0.1.
-
-    Raises `ArgumentTypeError` for any other text.
-    """
-    host, _, port = text.rpartition(":")
-    if not (port.isascii() and port.isdigit() and int(port) < 1 << 16):
-        raise argparse.ArgumentTypeError(f"{text!r} is not [ADDRESS:]PORT, such as 9308")
-    return host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port)
 
 
 def _milliseconds(word: str) -> int:

@@ -32,6 +32,7 @@ PUBLIC = {
     "log_end_offset log_start_offset name newest offset_for_time partition read record size_bytes tier topic "
     "truncate",
     "Record": "headers key offset timestamp timestamp_type value",
+    "Server": "address close",
     "Store": "close closed consumer create create_topic flush get groups items keys offline retain topic topics "
     "transaction undelete upkeep values",
     "TimestampType": "CREATE_TIME LOG_APPEND_TIME NO_TIMESTAMP_TYPE as_integer_ratio bit_count bit_length conjugate "
@@ -50,7 +51,7 @@ ERRORS = (
 
 def test_the_public_names_are_a_list() -> None:
     """The package has these names, the classes have these attributes, and everything else has an underscore."""
-    assert {*logfs.__all__} == {*PUBLIC, *ERRORS.split(), "open"}
+    assert {*logfs.__all__} == {*PUBLIC, *ERRORS.split(), "open", "serve"}
     for name, attributes in PUBLIC.items():
         kind = getattr(logfs, name)
         found = {*dir(kind), *inspect.get_annotations(kind)}

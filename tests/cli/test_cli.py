@@ -258,7 +258,7 @@ def test_describe(orders: Path, log_dir: Path) -> None:
 
 
 def test_describe_json(orders: Path, log_dir: Path) -> None:
-    """`logfs describe --json` prints the JSON line of kafka-log-dirs (kafka-storage 13.3)."""
+    """`logfs describe --json` prints the JSON line of kafka-log-dirs."""
     size = sum(path.stat().st_size for path in orders.glob("*.log"))
     assert ok("describe", log_dir, "--json") == (
         f'{{"brokers":[{{"broker":0,"logDirs":[{{"partitions":[{{"partition":"orders-0","size":{size},'
@@ -722,7 +722,7 @@ def record_line(number: int, *, data: bool) -> str:
 
 
 def test_dump_log(orders: Path) -> None:
-    """`logfs dump` of a .log prints what kafka-dump-log prints (kafka-storage 13.1)."""
+    """`logfs dump` of a .log prints what kafka-dump-log prints."""
     log = orders / "00000000000000000000.log"
     batches = batches_of(log)
     assert [batch["base"] for batch in batches] == [0, 2, 4, 6, 8]
@@ -753,7 +753,7 @@ def test_dump_json(orders: Path) -> None:
 
 
 def test_dump_indexes(log_dir: Path) -> None:
-    """`logfs dump` of .index and .timeindex prints and checks their entries (kafka-storage 13.2)."""
+    """`logfs dump` of .index and .timeindex prints and checks their entries."""
     with Store(log_dir) as store:
         store.settings.set_topic("orders", "index.interval.bytes", "0")
         partition = store.create("orders-0")

@@ -49,6 +49,7 @@ ON_LOG_DIRS = (
     "report LOGDIR",
     "retain LOGDIR",
     "retain --dry-run LOGDIR",
+    "serve --listen 0 LOGDIR",
     "status LOGDIR",
     "tier LOGDIR",
     "tier --dry-run LOGDIR",

@@ -1,4 +1,4 @@
-"""Record batches: Kafka's golden vectors field by field, and malformed batches (kafka-storage 2.1 to 2.6, 16)."""
+"""Record batches: Kafka's golden vectors field by field, and malformed batches (kafka-storage 2.1 to 2.6)."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def encoded(*records: tuple[Record, int, int]) -> bytearray:
 
 @pytest.mark.parametrize("name", HEADERS)
 def test_every_header_field_of_a_golden_batch_is_read(name: str) -> None:
-    """All thirteen header fields of every golden batch are read as kafka-storage 16 describes them."""
+    """All thirteen header fields of every golden batch are read."""
     data, header = HEADERS[name]
     batch = Batch.parse(data)
     assert batch.header == header
@@ -176,13 +176,13 @@ def test_every_header_field_of_a_golden_batch_is_read(name: str) -> None:
 
 @pytest.mark.parametrize("name", RECORDS)
 def test_every_record_of_a_golden_batch_is_read(name: str) -> None:
-    """The keys, values, headers, timestamps and offsets of every golden batch are Kafka's (kafka-storage 16)."""
+    """The keys, values, headers, timestamps and offsets of every golden batch are Kafka's."""
     assert list(Batch.parse(HEADERS[name][0]).records()) == RECORDS[name]
 
 
 @pytest.mark.parametrize("name", RECORDS)
 def test_columns_of_a_golden_batch_are_its_records(name: str) -> None:
-    """The columns of every golden batch hold the same records as the plain decoder returns (kafka-storage 16)."""
+    """The columns of every golden batch hold the same records as the plain decoder returns."""
     assert list(Batch.parse(HEADERS[name][0]).columns().records()) == RECORDS[name]
 
 
@@ -239,7 +239,7 @@ def test_golden_markers_are_read_as_markers(data: bytes, kind: ControlType) -> N
 
 
 def test_the_builder_writes_golden_a_and_j() -> None:
-    """The public builder writes the exact bytes of A and J-in (kafka-storage 2.3, 16)."""
+    """The public builder writes the exact bytes of A and J-in (kafka-storage 2.3)."""
     for golden, name in ((A, "A"), (J_IN, "J-in")):
         (built,) = build_records(RECORDS[name], BatchFormat(), 0).batches
         assert bytes(built.data) == golden
@@ -254,7 +254,7 @@ def test_golden_j_keeps_its_crc_when_the_leader_assigns_offsets() -> None:
 
 
 def test_the_builder_writes_golden_c() -> None:
-    """LogAppendTime keeps the producer's base timestamp and sets the maximum (kafka-storage 2.9.2, 16 C)."""
+    """LogAppendTime keeps the producer's base timestamp and sets the maximum (kafka-storage 2.9.2)."""
     form = BatchFormat(timestamp_type=LATE)
     (built,) = build_records([Record(b"v", b"k", timestamp=T)], form, T + 99).batches
     assign_offset(built.data, 5, 0)
@@ -263,7 +263,7 @@ def test_the_builder_writes_golden_c() -> None:
 
 
 def test_golden_b_is_sealed_to_the_byte() -> None:
-    """`seal` with a producer's id, epoch and sequence gives the exact bytes of B (kafka-storage 16)."""
+    """`seal` with a producer's id, epoch and sequence gives the exact bytes of B."""
     data = encoded((Record(b"v1", b"key"), 0, 0), (Record(b"", b""), 1, -1000))
     seal(
         data,
@@ -285,7 +285,7 @@ def test_golden_b_is_sealed_to_the_byte() -> None:
     [(E_COMMIT, ControlType.COMMIT, 10), (E_ABORT, ControlType.ABORT, 11)],
 )
 def test_golden_e_is_sealed_to_the_byte(golden: bytes, kind: ControlType, offset: int) -> None:
-    """`seal` of a marker with its key and value gives the exact bytes of E (kafka-storage 2.5, 16)."""
+    """`seal` of a marker with its key and value gives the exact bytes of E (kafka-storage 2.5)."""
     marker = EndTransactionMarker(kind, 9)
     data = encoded((Record(marker.value(), marker.key()), 0, 0))
     seal(
@@ -304,7 +304,7 @@ def test_golden_e_is_sealed_to_the_byte(golden: bytes, kind: ControlType, offset
 
 
 def test_empty_batch_writes_golden_f_and_i() -> None:
-    """`empty_batch` keeps the fields of kafka-storage 2.6 and gives the bytes of F and I (kafka-storage 16)."""
+    """`empty_batch` keeps the fields of kafka-storage 2.6 and gives the bytes of F and I."""
     assert empty_batch(parse_header(B)) == F
     assert empty_batch(parse_header(G_SOURCE)) == I_EMPTY
 
@@ -324,7 +324,7 @@ def test_an_empty_header_drops_codec_and_horizon_and_keeps_the_flags() -> None:
 
 @pytest.mark.parametrize("codec", D)
 def test_compressed_golden_batches_survive_recompression(codec: Codec) -> None:
-    """The golden records, compressed again by each codec, make an equal batch (kafka-storage 16: compare decoded)."""
+    """The golden records, compressed again by each codec, make an equal batch."""
     payload = bytes(Batch.parse(D[codec]).payload)
     plain = [Record(LONG, b"k1", (), T), Record(LONG, b"k2", (), T + 1)]
     assert payload == bytes(encoded((plain[0], 0, 0), (plain[1], 1, 1))[HEADER_SIZE:])
@@ -340,9 +340,7 @@ def test_compressed_golden_batches_survive_recompression(codec: Codec) -> None:
 @pytest.mark.parametrize("position", range(61))
 @pytest.mark.parametrize("flip", [0x01, 0x80, 0xFF])
 def test_a_flipped_header_byte_is_detected_unless_outside_the_crc(position: int, flip: int) -> None:
-    """The offset and the epoch are outside the CRC, a wrong length breaks the framing, and any other flip is detected
-    (kafka-storage 16.1).
-    """
+    """The offset and the epoch are outside the CRC, a wrong length breaks the framing, any other flip is detected."""
     data = bytearray(A)
     data[position] ^= flip
     if 8 <= position < 12:

@@ -24,7 +24,7 @@ MIB = 1024 * 1024
 COMPRESSED = [Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD]
 STREAMED = [Codec.GZIP, Codec.LZ4, Codec.ZSTD]
 
-# The records of the golden vectors D (kafka-storage 16): the bytes after the 61 bytes of the header.
+# The records of the golden vectors D: the bytes after the 61 bytes of the header.
 GOLDEN = {
     Codec.GZIP: (
         "1f8b08000000000000ffdbc4c6c0c0c0926db8802d31293925352d3d23336b943518580c9bd8"

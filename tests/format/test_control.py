@@ -12,7 +12,7 @@ from logfs.errors import Corrupt
 from logfs.format.messages.control import ControlType, EndTransactionMarker, parse_control_key
 from tests.support.examples import examples
 
-# The keys and values of the golden vectors E-abort and E-commit (kafka-storage 16).
+# The keys and values of the golden vectors E-abort and E-commit.
 GOLDEN = [
     (ControlType.ABORT, "00000000", "000000000009"),
     (ControlType.COMMIT, "00000001", "000000000009"),

@@ -99,7 +99,7 @@ def records_of(batch: Batch) -> list[Record]:
     ],
 )
 def test_golden_vectors(data: bytes, magic: int, records: list[Record]) -> None:
-    """Every field of the K vectors (kafka-storage 16) is read."""
+    """Every field of the K vectors is read."""
     batch = parse_batch(b"before" + data + b"behind", 6)
     assert isinstance(batch, LegacyBatch)
     assert bytes(batch.data) == data

@@ -97,7 +97,7 @@ def test_control_and_empty_batches_have_no_text() -> None:
 
 
 def test_compacted_batches_show_the_remaining_records() -> None:
-    """A batch with missing records has the text of the remaining ones (kafka-storage 16, G-cleaned)."""
+    """A batch with missing records has the text of the remaining ones (the golden batch G-cleaned)."""
     assert rendering.measure(Batch.parse(G_CLEANED))[:2] == (2, len(b"\n" + b"z\n"))
     assert rendering.measure(Batch.parse(A))[:2] == (2, len(b"value\n" + b"\n"))
 

@@ -1,4 +1,4 @@
-"""Compaction of one partition: what survives, byte for byte (kafka-storage 8, golden vectors of 16)."""
+"""Compaction of one partition: what survives, byte for byte (kafka-storage 8), with golden vectors."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ def test_an_index_without_a_file_is_empty(tmp_path: Path) -> None:
 
 
 def test_the_golden_offset_index(tmp_path: Path) -> None:
-    """An entry is a relative offset and a position, both int32 big-endian (kafka-storage 16)."""
+    """An entry is a relative offset and a position, both int32 big-endian."""
     index = offsets(tmp_path, base=100)
     for offset, position in ((111, 1164), (120, 2328), (129, 3492)):
         index.append(offset, position)
@@ -213,7 +213,7 @@ def test_the_golden_offset_index(tmp_path: Path) -> None:
 
 
 def test_the_golden_time_index(tmp_path: Path) -> None:
-    """An entry is an int64 timestamp and an int32 relative offset (kafka-storage 16)."""
+    """An entry is an int64 timestamp and an int32 relative offset."""
     index = times(tmp_path, base=100)
     for timestamp, offset in ((5032, 111), (5052, 117), (5062, 129)):
         index.maybe_append(timestamp, offset)

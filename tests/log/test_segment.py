@@ -96,7 +96,7 @@ def test_a_new_segment_takes_over_no_aborted_transaction(tmp_path: Path) -> None
 
 
 def test_entries_are_added_as_in_the_example(tmp_path: Path) -> None:
-    """Batches of 388 bytes at interval 1000 get 111@1164, 120@2328, 129@3492 (kafka-storage 3.3, 16)."""
+    """Batches of 388 bytes at interval 1000 get 111@1164, 120@2328, 129@3492 (kafka-storage 3.3)."""
     segment = fresh(tmp_path, 100)
     fill_example(segment)
     assert list(segment.offset_index) == [(111, 1164), (120, 2328), (129, 3492)]

@@ -1,4 +1,4 @@
-"""A partition moves to another log directory while it is in use, and nothing is lost (kafka-storage 1.2, 13.3)."""
+"""A partition moves to another log directory while it is in use, and nothing is lost (kafka-storage 1.2)."""
 
 from __future__ import annotations
 

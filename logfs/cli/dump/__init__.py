@@ -1,4 +1,4 @@
-"""`logfs dump`: print files line by line, as kafka-dump-log does (kafka-storage 13).
+"""`logfs dump`: print files line by line, as kafka-dump-log does.
 
 In this package "the tool" is kafka-dump-log. As in the tool, the lines go to standard output, and the summary of
 findings at the end goes to standard error. With `--json`, both go to standard output, one JSON object per line. If

@@ -7,4 +7,5 @@ Imports `base` and `batches`.
 - `group_record`: the keys and values of `__consumer_offsets`.
 - `transaction_record`: the keys and values of `__transaction_state`.
 - `group_schema`: the tables of the fields of these keys and values.
+- `requests`: the requests of Kafka's clients and their responses, by the tables in `requests.txt`.
 """

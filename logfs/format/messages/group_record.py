@@ -122,7 +122,7 @@ def offset_key(key: Message) -> OffsetKey | None:
     return OffsetKey(key.fields["group"], key.fields["topic"], key.fields["partition"])
 
 
-# The functions that return keys and values as kafka-dump-log --offsets-decoder prints them (kafka-storage 13.1).
+# The functions that return keys and values as kafka-dump-log --offsets-decoder prints them.
 
 
 def key_view(key: Message) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The message types that Kafka defines by schema files, such as the keys and values of internal topics.
+"""The message types that Kafka defines by schema files: keys and values of internal topics, requests, responses.
 
 A table of `Field`s describes a message (kafka-storage 12). The bytes of a message are a version (int16) and the
 fields. Strings have an int16 length, bytes and arrays an int32 length; -1 is null. In a flexible version a length is
@@ -31,16 +31,18 @@ _INTEGERS = {
     "int64": struct.Struct(">q"),
 }
 _INT8, _INT16, _INT32 = (_INTEGERS[name] for name in ("int8", "int16", "int32"))
+_FALSE, _TRUE = b"\0", b"\1"
 _UUID_BYTES = 16
 
 
 class Field(NamedTuple):
     """One field of a message.
 
-    `type` is the name of an integer type, `string`, `bytes`, `uuid` or `struct`, with `[]` in front for an array.
-    `fields` are those of a struct. Messages of the versions `first` to `last` have the field; for other versions
-    `default` is the value to assume. A field with a `tag` of 0 or more is a tagged field, which is left out if its
-    value is the default, both in the bytes and in a parsed message.
+    `type` is the name of an integer type, `bool`, `string`, `bytes`, `records`, `uuid` or `struct`, with `[]` in
+    front for an array. `records` are bytes, too: record batches. `fields` are those of a struct. Messages of the
+    versions `first` to `last` have the field; for other versions `default` is the value to assume. A field with a
+    `tag` of 0 or more is a tagged field, which is left out if its value is the default, both in the bytes and in a
+    parsed message.
     """
 
     name: str
@@ -78,13 +80,15 @@ class Message(NamedTuple):
 class MessageSchema(NamedTuple):
     """The fields of a message, its newest version, and its first flexible version.
 
-    `what` names the message in errors.
+    `what` names the message in errors. With `fill`, a parsed message also has the fields that its bytes lack, with
+    their defaults.
     """
 
     what: str
     fields: Sequence[Field]
     newest: int = _LAST
     flexible: int = NEVER_FLEXIBLE
+    fill: bool = False
 
     def parse(self, data: bytes) -> Message:
         """Return the message in `data`. No bytes may follow the message.
@@ -93,11 +97,11 @@ class MessageSchema(NamedTuple):
         """
         return self.parse_body(data, parse_version(data, self.what), _INT16.size)
 
-    def parse_body(self, data: bytes, version: int, position: int = 0) -> Message:
+    def parse_body(self, data: bytes | memoryview, version: int, position: int = 0) -> Message:
         """Return the message of version `version` whose fields begin at `position` and end at the end of `data`.
 
-        Raises `Corrupt` for a negative version or malformed fields, and `Unsupported` for a version of a later
-        release.
+        The values of `records` fields are slices of `data`: views, without a copy, if `data` is a view. Raises
+        `Corrupt` for a negative version or malformed fields, and `Unsupported` for a version of a later release.
         """
         if version < 0:
             raise Corrupt(f"{self.what}: there is no version {version}")
@@ -106,7 +110,9 @@ class MessageSchema(NamedTuple):
                 f"{self.what}: version {version} is newer than {self.newest}, the newest that this logfs reads"
             )
         flexible = version >= self.flexible
-        reader = _MessageReader(data, self.what, version, flexible=flexible, position=position)
+        reader = _MessageReader(
+            data, self.what, version, flexible=flexible, position=position, fill=self.fill
+        )
         return Message(version, reader.all(self.fields))
 
     def parse_leniently(self, data: bytes) -> Message:
@@ -133,9 +139,19 @@ class MessageSchema(NamedTuple):
     def encode_body(self, version: int, values: Mapping[str, Any]) -> bytes:
         """Return the bytes of a message without its version: the fields of `version`, from `values` by name.
 
-        Raises `struct.error` for a value that does not fit its type.
+        A field that `values` lacks has its default. Raises `struct.error` for a value that does not fit its type.
         """
-        return _encode_struct(self.fields, version, values, version >= self.flexible)
+        return b"".join(self.encode_parts(version, values))
+
+    def encode_parts(self, version: int, values: Mapping[str, Any]) -> list[Any]:
+        """Return the parts of the bytes that `encode_body` would return: bytes, and the values of `records` fields.
+
+        A value of a `records` field may be any object that has a length in bytes, such as a range of a file. It is
+        not copied. Raises `struct.error` for a value that does not fit its type.
+        """
+        out: list[Any] = []
+        _encode_struct(out, self.fields, version, values, version >= self.flexible)
+        return out
 
     def defaults(self) -> dict[str, Any]:
         """Return the default of each field by name: the value to assume for a version that lacks the field."""
@@ -171,20 +187,22 @@ class _MessageReader:
     """Reads the fields of a message in order. Its methods raise `Malformed` if the bytes do not match the fields.
 
     `what` names the message in errors, and `position` is where the fields begin in `data`. If `strict` is false, text
-    that is not UTF-8 is decoded with surrogate escapes instead of raising an error.
+    that is not UTF-8 is decoded with surrogate escapes instead of raising an error. `fill` is that of the schema.
     """
 
     def __init__(
         self,
-        data: bytes,
+        data: bytes | memoryview,
         what: str,
         version: int,
         *,
         flexible: bool,
         strict: bool = True,
         position: int = _INT16.size,
+        fill: bool = False,
     ) -> None:
         self._data = data
+        self._fill = fill
         self._what = what
         self._version = version
         self._flexible = flexible
@@ -216,6 +234,8 @@ class _MessageReader:
                 for field in here
                 if tagged.get(field.name, field.default) != field.default
             }
+        if self._fill:
+            return {field.name: field.default for field in fields} | found
         return found
 
     def _tagged(self, fields: Mapping[int, Field]) -> Iterator[tuple[str, Any]]:
@@ -247,8 +267,10 @@ class _MessageReader:
     def _value(self, field: Field, kind: str) -> Any:
         if kind in _INTEGERS:
             return self._integer(_INTEGERS[kind])
+        if kind == "bool":
+            return self._take(1) != _FALSE
         if kind == "uuid":
-            return uuid.UUID(bytes=self._take(_UUID_BYTES))
+            return uuid.UUID(bytes=bytes(self._take(_UUID_BYTES)))
         if kind == "struct":
             # Only a nullable struct begins with a byte, which is positive if the struct is not null.
             there = not field.nullable or self._integer(_INT8) > 0
@@ -257,10 +279,12 @@ class _MessageReader:
         if size is None:
             return None
         data = self._sized(size)
-        if kind == "bytes":
+        if kind == "records":
             return data
+        if kind == "bytes":
+            return bytes(data)
         try:
-            return data.decode(errors=self._errors)
+            return str(data, "utf-8", self._errors)
         except UnicodeDecodeError:
             raise self._nonsense(f"{field.name} is not UTF-8") from None
 
@@ -283,7 +307,7 @@ class _MessageReader:
                 return result
         raise self._nonsense(f"the varint before byte {self._position} has more than 5 bytes")
 
-    def _sized(self, size: int) -> bytes:
+    def _sized(self, size: int) -> bytes | memoryview:
         left = len(self._data) - self._position
         if size > left:
             raise self._nonsense(
@@ -291,7 +315,7 @@ class _MessageReader:
             )
         return self._take(size)
 
-    def _take(self, size: int) -> bytes:
+    def _take(self, size: int) -> bytes | memoryview:
         end = self._position + size
         if end > len(self._data):
             raise self._nonsense(
@@ -307,48 +331,65 @@ class _MessageReader:
 
 
 def _encode_struct(
-    fields: Sequence[Field], version: int, values: Mapping[str, Any], flexible: bool
-) -> bytes:
-    out = bytearray()
+    out: list[Any],
+    fields: Sequence[Field],
+    version: int,
+    values: Mapping[str, Any],
+    flexible: bool,
+) -> None:
     tagged = []
     for field in fields:
         if not field.first <= version <= field.last:
             continue
+        value = values.get(field.name, field.default)
         if field.tag < 0:
-            out += _encode_field(field, version, values[field.name], flexible)
-        elif values.get(field.name, field.default) != field.default:
-            data = _encode_field(field, version, values[field.name], flexible)
-            tagged.append(encode_unsigned(field.tag) + encode_unsigned(len(data)) + data)
+            _encode_field(out, field, version, value, flexible)
+        elif value != field.default:
+            data: list[Any] = []
+            _encode_field(data, field, version, value, flexible)
+            size = sum(map(len, data))
+            tagged.append((field.tag, [encode_unsigned(field.tag), encode_unsigned(size), *data]))
     if flexible:
-        out += encode_unsigned(len(tagged)) + b"".join(tagged)
-    return bytes(out)
+        out.append(encode_unsigned(len(tagged)))
+        for _, data in sorted(tagged):
+            out += data
 
 
-def _encode_field(field: Field, version: int, value: Any, flexible: bool) -> bytes:
+def _encode_field(out: list[Any], field: Field, version: int, value: Any, flexible: bool) -> None:
     if not field.type.startswith("[]"):
-        return _encode_value(field, field.type, version, value, flexible)
-    if value is None:
-        return _encode_length(-1, _INT32, flexible)
-    item, kind = field._replace(nullable=False), field.type[2:]
-    data = b"".join(_encode_value(item, kind, version, each, flexible) for each in value)
-    return _encode_length(len(value), _INT32, flexible) + data
+        _encode_value(out, field, field.type, version, value, flexible)
+    elif value is None:
+        out.append(_encode_length(-1, _INT32, flexible))
+    else:
+        out.append(_encode_length(len(value), _INT32, flexible))
+        item, kind = field._replace(nullable=False), field.type[2:]
+        for each in value:
+            _encode_value(out, item, kind, version, each, flexible)
 
 
-def _encode_value(field: Field, kind: str, version: int, value: Any, flexible: bool) -> bytes:
+def _encode_value(
+    out: list[Any], field: Field, kind: str, version: int, value: Any, flexible: bool
+) -> None:
     if kind in _INTEGERS:
-        return _INTEGERS[kind].pack(value)
-    if kind == "uuid":
-        return bytes(value.bytes)
-    if kind == "struct":
+        out.append(_INTEGERS[kind].pack(value))
+    elif kind == "bool":
+        out.append(_TRUE if value else _FALSE)
+    elif kind == "uuid":
+        out.append(value.bytes)
+    elif kind == "struct":
         if value is None:
-            return _INT8.pack(-1 if field.tag < 0 else 0)
-        data = _encode_struct(field.fields, version, value, flexible)
-        return _INT8.pack(1) + data if field.nullable else data
-    layout = _INT16 if kind == "string" else _INT32
-    if value is None:
-        return _encode_length(-1, layout, flexible)
-    data = value.encode() if isinstance(value, str) else value
-    return _encode_length(len(data), layout, flexible) + data
+            out.append(_INT8.pack(-1 if field.tag < 0 else 0))
+            return
+        if field.nullable:
+            out.append(_INT8.pack(1))
+        _encode_struct(out, field.fields, version, value, flexible)
+    else:
+        layout = _INT16 if kind == "string" else _INT32
+        if value is None:
+            out.append(_encode_length(-1, layout, flexible))
+            return
+        data = value.encode() if isinstance(value, str) else value
+        out += (_encode_length(len(data), layout, flexible), data)
 
 
 def _encode_length(size: int, layout: struct.Struct, flexible: bool) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING
 from weakref import ref
@@ -14,7 +15,7 @@ from logfs.log.read.text_view import ViewRegistry
 from logfs.log.state.log_state import LogState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from logfs.config import LogConfig
@@ -49,6 +50,8 @@ class Log(Reader):
     failure: LogDirFailed | PartitionFailed | UnknownPartition | None = None
     # For each truncation by another process that was noticed, the base offset of the first segment that was cut.
     cuts: tuple[int, ...] = ()
+    # Called after each publication of a state, while `lock` is held; they must not wait. `watch` adds one.
+    _watchers: tuple[Callable[[], None], ...] = ()
     # The values below change only in a process that writes the log.
 
     # The time of the last compaction since the log was opened (ms); None if there was none.
@@ -123,6 +126,19 @@ class Log(Reader):
             before.generation + changes_text,
             before.truncations,
         )
+        for tell in self._watchers:
+            tell()
+
+    @contextmanager
+    def watched(self, tell: Callable[[], None]) -> Iterator[None]:
+        """Call `tell` after each publication of a state during the `with` block. It must neither wait nor fail."""
+        with self.lock:
+            self._watchers = (*self._watchers, tell)
+        try:
+            yield
+        finally:
+            with self.lock:
+                self._watchers = tuple(each for each in self._watchers if each is not tell)
 
     def _stable_end(self, end: int) -> int | None:
         """Return the first offset of the oldest open transaction; `end`, the log end offset, if none is open.

@@ -475,6 +475,11 @@ class OffsetIndex(SparseIndex):
         relative, position = fields or (0, 0)
         return OffsetEntry(self.base_offset + relative, position)
 
+    def entry_from(self, position: int) -> OffsetEntry | None:
+        """Return the first entry whose batch begins at or after `position`; None if there is none."""
+        number = bisect_left(range(len(self)), position, key=lambda number: self[number].position)
+        return self[number] if number < len(self) else None
+
     def check_sane(self) -> None:
         super().check_sane()
         self._check_last_offset()

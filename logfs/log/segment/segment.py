@@ -367,6 +367,44 @@ class Segment(SegmentFiles):
         data = window[at : at + size] if inside else self.read(position, size)
         return self._checked(position, data) or self._find_batch_carefully(offset)
 
+    def batch_range(self, offset: int, end: int) -> tuple[int, int, Header] | None:
+        """Return where the batches with offsets in [offset, end) are in the .log file, found by their headers alone.
+
+        The result is (position of the first batch, position after the last batch, header of the first batch); None if
+        there is no such batch. A batch that begins below `offset` is included; `end` must be the base offset of a
+        batch, or lie after the last batch. No CRC is checked, so there may be damage behind the first batch. Raises
+        `DamagedRange` if `offset` lies in a damaged range.
+        """
+        known = self._end
+        size = self.size_bytes if known is None else known.size_bytes
+        next_offset = self.next_offset if known is None else known.next_offset
+        first = self._locate(offset)
+        if first is None or first[1].base_offset >= end:
+            return None
+        last = self._locate(end) if end < next_offset else None
+        return first[0], size if last is None else last[0], first[1]
+
+    def offset_bound(self, position: int) -> int:
+        """Return an offset above those of all batches that end at or before `position`, and close to them.
+
+        It is that of the next offset index entry. If there is none, or the log contradicts it, it is `next_offset`.
+        """
+        entry = self.offset_index.entry_from(position)
+        if entry is not None and entry.position < self.size_bytes:
+            header = self.header(entry.position)
+            if header is not None and header.last_offset == entry.offset:
+                return entry.offset
+        return self.next_offset
+
+    def _locate(self, offset: int) -> tuple[int, Header] | None:
+        """Return (position, header) of the first batch that ends at or after `offset`; None if there is none."""
+        position, expected, _ = self._look_from(offset)
+        _, position, header = self._step(position, expected, lambda h: h.last_offset >= offset)
+        if header is not None and position + header.size_bytes <= self.size_bytes:
+            return position, header
+        found = self._look_carefully(offset)
+        return None if found is None else (found[0], found[1].header)
+
     def _checked(self, position: int, data: memoryview) -> Batch | None:
         """Return the batch in `data`, the bytes at `position`; None if it is invalid or overlaps the next batch."""
         header = parse_header(data) if len(data) >= HEADER_SIZE else None
@@ -452,16 +490,21 @@ class Segment(SegmentFiles):
             before, position, expected = position, position + header.size_bytes, header.next_offset
 
     def _find_batch_carefully(self, offset: int) -> Batch | None:
-        """Return the first batch that ends at or after `offset`, found by a walk that checks each batch.
+        found = self._look_carefully(offset)
+        return None if found is None else found[1]
 
-        Returns None if there is no such batch. Raises `DamagedRange` if `offset` lies in a damaged range.
+    def _look_carefully(self, offset: int) -> tuple[int, Batch] | None:
+        """Return (position, batch) of the first batch that ends at or after `offset`; None if there is none.
+
+        The batch is found by a walk that checks each batch. Raises `DamagedRange` if `offset` lies in a damaged
+        range.
         """
         for found in self.walk(self.position_of(offset), chunk_bytes=POINT_READ_BYTES):
             if isinstance(found, Damage):
                 if found.first_offset <= offset < found.next_offset:
                     raise found.error(self.path)
             elif found[1].header.last_offset >= offset:
-                return found[1]
+                return found
         return None
 
     @property

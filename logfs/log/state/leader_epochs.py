@@ -101,6 +101,19 @@ class LeaderEpochs:
         number = bisect_right(self._entries, offset, key=lambda entry: entry[1])
         return self._entries[number - 1][0] if number else -1
 
+    def end_of(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
+        """Return (epoch, end offset) of the newest epoch at or below `epoch`, in a log that ends at `log_end_offset`.
+
+        If all known epochs are above `epoch`, returns `epoch` itself, with the start offset of the first. Returns
+        (-1, -1) if no epoch is as high as `epoch` (kafka-storage 10.5).
+        """
+        entries = self._entries
+        if epoch < 0 or not entries or epoch > entries[-1][0]:
+            return -1, -1
+        number = bisect_right(entries, epoch, key=lambda entry: entry[0])
+        end = log_end_offset if number == len(entries) else entries[number][1]
+        return (entries[number - 1][0] if number else epoch), end
+
     def truncate_from_end(self, offset: int) -> None:
         """Drop the epochs that start at or after `offset`."""
         self._replace([entry for entry in self._entries if entry[1] < offset])
