@@ -92,6 +92,10 @@ class InvalidRecord(LogfsError, ValueError):
     """
 
 
+class InvalidTimestamp(InvalidRecord):
+    """The topic's settings do not allow the timestamp of a record."""
+
+
 class InvalidEnvelope(LogfsError, ValueError):
     """A line is not the JSON envelope of a record."""
 

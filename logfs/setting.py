@@ -125,6 +125,11 @@ class Setting:
     doc: str
 
     @property
+    def is_secret(self) -> bool:
+        """Whether the value may contain a password, so that it is not shown to others."""
+        return self.valid in _UNSHOWN
+
+    @property
     def allowed(self) -> str:
         """The allowed values in words, for error messages."""
         if self.type is BOOLEAN:
@@ -145,8 +150,8 @@ class Setting:
             # As in Kafka, the case of the words does not matter in a list of words, such as cleanup.policy.
             value = tuple(item.lower() for item in value)
         if value is None or (self.valid is not None and not self.valid.admits(value)):
-            # An invalid bucket URL, object prefix or key name may contain a password, so do not show it.
-            shown = "the value" if self.valid in _UNSHOWN else repr(text)[:80]
+            # An invalid bucket URL, object prefix or key name may contain a password.
+            shown = "the value" if self.is_secret else repr(text)[:80]
             raise InvalidSetting(f"{self.name}: {shown} is refused; give {self.allowed}")
         return value
 

@@ -27,10 +27,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# The id of the node if there is no `meta.properties`: that of a new broker of Kafka.
+_NODE_ID = 1
 # How often the files of a store that other processes write are looked at: all of them, and those of a partition for
 # whose records a client waits. In seconds.
 _REFRESH_SECONDS = 0.5
 WAITING_SECONDS = 0.05
+
+
+class CloseConnection(Exception):
+    """Raised by a handler to end the connection of its client without an answer; the message is logged."""
 
 
 class Address(NamedTuple):
@@ -69,7 +75,7 @@ class Broker:
             if log_dir.disk.exists(path):
                 told = parse_properties(log_dir.disk.read_file(path))
         self.cluster_id = told.get("cluster.id") or _cluster_id(store)
-        self.node_id = int(told.get("node.id") or told.get("broker.id") or 0)
+        self.node_id = int(told.get("node.id") or told.get("broker.id") or _NODE_ID)
         # The topic id by the log of a partition of the topic: a topic that is created again has another log.
         self._ids: WeakKeyDictionary[Log, uuid.UUID | None] = WeakKeyDictionary()
         # The name of the topic by its id. An entry is checked when it is used.

@@ -17,8 +17,8 @@ from logfs.format.messages.requests import (
     response_header,
     versions_of,
 )
-from logfs.server.apis import APIS, unsupported_versions
-from logfs.server.broker import Address, Request
+from logfs.server.apis import APIS, is_answered, unsupported_versions
+from logfs.server.broker import Address, CloseConnection, Request
 from logfs.server.fetch import FileRange
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Connection:
                     self._limit(socket.SO_RCVTIMEO, _STALLED_SECONDS)
                     with self._budget(size):
                         self._answer(self._received(size))
-            except (_Closed, Corrupt) as reason:
+            except (_Closed, CloseConnection, Corrupt) as reason:
                 if str(reason):
                     logger.warning("client %s: %s; the connection is closed", self._client, reason)
             except OSError as error:
@@ -120,7 +120,7 @@ class Connection:
     def _answer(self, data: memoryview) -> None:
         header = parse_header(data)
         key, version = header.api_key, header.version
-        if key not in APIS:
+        if not is_answered(self._broker, key):
             raise _Closed(f"request {key} is not answered here")
         known = versions_of(key)
         if known.lowest <= version <= known.highest:
@@ -135,7 +135,7 @@ class Connection:
         request = Request(version, fields, self._address, self._stopping)
         found = handler(self._broker, request)
         if found is None:
-            raise _Closed(f"request {key} cannot be done, and the client expects no answer")
+            return
         answer = encode_response(key, version, found)
         self._send([response_header(key, version, header.correlation_id), *answer])
 

@@ -85,6 +85,11 @@ def describe_topic_partitions(broker: Broker, request: Request) -> Mapping[str, 
     return {"topics": found, "nextCursor": after}
 
 
+def list_partition_reassignments(broker: Broker, request: Request) -> Mapping[str, Any]:
+    """Answer a ListPartitionReassignments request, which kafka-topics sends: on one node, there is none."""
+    return {"topics": []}
+
+
 def _cluster_operations(request: Request) -> int:
     return (
         _CLUSTER_OPERATIONS if request.fields["includeClusterAuthorizedOperations"] else _NOT_TOLD

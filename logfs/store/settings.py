@@ -124,13 +124,18 @@ class Settings:
         if not changes:
             return
         with self._lock:
-            overrides = _changed(self.topic_overrides(topic), topic_setting, changes)
-            config = LogConfig.resolve(overrides, self.broker_overrides)
-            self._check_change(topic, config, self.broker_config)
-            self._check_log_dirs(_topic_file(topic))
+            overrides = self.check_topic(topic, changes)
             self._write(_topic_file(topic), overrides)
             self._topics[topic] = overrides
             self.version += 1
+
+    def check_topic(self, topic: str, changes: Mapping[str, str | None]) -> Mapping[str, str]:
+        """Return the overrides that a topic would have after `changes`. Raises the errors of `change_topic`."""
+        overrides = _changed(self.topic_overrides(topic), topic_setting, changes)
+        config = LogConfig.resolve(overrides, self.broker_overrides)
+        self._check_change(topic, config, self.broker_config)
+        self._check_log_dirs(_topic_file(topic))
+        return overrides
 
     @contextmanager
     def changing(self, topic: str, changes: Mapping[str, str | None]) -> Iterator[None]:
@@ -198,23 +203,28 @@ class Settings:
         if not changes:
             return
         with self._lock:
-            broker = _changed(self.broker_overrides, broker_setting, changes)
-            config = BrokerConfig.resolve(broker)
-            LogConfig.resolve(_NOTHING, broker)
-            for check in self.broker_checks:
-                check(BrokerSettings(broker, config))
-            topics = {
-                entry.name.removesuffix(TOPIC_SUFFIX)
-                for disk, log_dir in self._log_dirs()
-                for entry in disk.scan(log_dir)
-                if entry.name.endswith(TOPIC_SUFFIX)
-            }
-            for topic in topics:
-                self._check_topic(topic, broker, config)
-            self._check_log_dirs(BROKER_FILE)
+            broker, config = self.check_broker(changes)
             self._write(BROKER_FILE, broker)
             self.broker_overrides, self.broker_config = broker, config
             self.version += 1
+
+    def check_broker(self, changes: Mapping[str, str | None]) -> BrokerSettings:
+        """Return the broker-level settings that `changes` would make. Raises the errors of `change_broker`."""
+        broker = _changed(self.broker_overrides, broker_setting, changes)
+        found = BrokerSettings(broker, BrokerConfig.resolve(broker))
+        LogConfig.resolve(_NOTHING, broker)
+        for check in self.broker_checks:
+            check(found)
+        topics = {
+            entry.name.removesuffix(TOPIC_SUFFIX)
+            for disk, log_dir in self._log_dirs()
+            for entry in disk.scan(log_dir)
+            if entry.name.endswith(TOPIC_SUFFIX)
+        }
+        for topic in topics:
+            self._check_topic(topic, *found)
+        self._check_log_dirs(BROKER_FILE)
+        return found
 
     def reread(self, topics: Iterable[str] | None = None) -> None:
         """Read the broker-level settings and those of `topics` again, in a read-only store.

@@ -125,13 +125,17 @@ class Transactions:
             if before is not None:
                 before = self._ended(before)
             if before is None or before.producer_epoch >= _LAST_EPOCH:
-                producer_id = _FIRST_PRODUCER_ID | int.from_bytes(os.urandom(8), "big") >> 3
-                epoch = 0
+                producer_id, epoch = self.new_producer_id(), 0
             else:
                 producer_id, epoch = before.producer_id, before.producer_epoch + 1
             state = TransactionState(transactional_id, producer_id, epoch, timeout_ms)
             found = self._running[transactional_id] = Transaction(self, state)
             return found
+
+    @staticmethod
+    def new_producer_id() -> int:
+        """Return a new producer id, one of 2^61 at random, so that none is assigned twice though none is recorded."""
+        return _FIRST_PRODUCER_ID | int.from_bytes(os.urandom(8), "big") >> 3
 
     def upkeep(self, now_ms: int) -> None:
         """Call `finish` if the interval of this task has passed since the last call.

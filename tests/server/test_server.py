@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import signal
 import socket
 import struct
@@ -11,6 +12,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -43,11 +45,10 @@ from tests.support.stores import fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from logfs.log.read.log import Log
 
-NOT_AUTHORIZED = 29
+NOT_AUTHORIZED, NO_TRANSACTIONS = 29, 53
 OUT_OF_RANGE, CORRUPT, UNKNOWN_TOPIC, NO_LEADER, INVALID_TOPIC = 1, 2, 3, 5, 17
 UNSUPPORTED_VERSION, NO_SESSION, FENCED, UNKNOWN_EPOCH, UNKNOWN_ID = 35, 70, 74, 75, 100
 LATEST, EARLIEST, MAX, LOCAL, TIERED = -1, -2, -3, -4, -5
@@ -426,20 +427,48 @@ def test_every_request_that_is_advertised_is_answered(
 
 
 @pytest.mark.parametrize("version", range(3, 14))
-def test_a_producer_is_refused(store: logfs.Store, client: RawClient, version: int) -> None:
-    """Produce is advertised, because librdkafka fetches nothing without it, and refused with a reason."""
+def test_a_read_only_store(store: logfs.Store, tmp_path: Path, version: int) -> None:
+    """What writes is not advertised, but Produce, without which librdkafka fetches nothing: it gets a reason."""
     filled(store, batches=1)
     batch = bytes(next(store._log("orders-0").batches(0)).data)
     topic = {"name": "orders", "partitionData": [{"index": 0, "records": batch}]}
-    answer = client.ask(PRODUCE, version, acks=-1, topicData=[topic])
-    (partition,) = answer["responses"][0]["partitionResponses"]
-    assert (partition["errorCode"], partition["baseOffset"]) == (NOT_AUTHORIZED, -1)
-    if version >= 8:
-        assert partition["errorMessage"] == "logfs serve only reads"
-    client.send(PRODUCE, version, acks=0, topicData=[topic])
+    with (
+        logfs.open(tmp_path / "log", "r") as reader,
+        logfs.serve(reader) as server,
+        RawClient(server.address) as client,
+    ):
+        answer = client.ask(PRODUCE, version, acks=-1, topicData=[topic])
+        (partition,) = answer["responses"][0]["partitionResponses"]
+        assert (partition["errorCode"], partition["baseOffset"]) == (NOT_AUTHORIZED, -1)
+        if version >= 8:
+            assert "read-only" in partition["errorMessage"]
+        found = {each["apiKey"] for each in client.ask(API_VERSIONS, 4, **SOFTWARE)["apiKeys"]}
+        assert found == {key for key, api in APIS.items() if not api.writes}
+        client.send(PRODUCE, version, acks=0, topicData=[topic])
+        with pytest.raises((EOFError, ConnectionResetError)):
+            client.received()
+    assert store._log("orders-0").log_end_offset == 1
+
+
+def test_batches_without_an_answer(store: logfs.Store, client: RawClient) -> None:
+    """With acks=0 a batch is appended, no answer is sent, and a wrong batch ends the connection."""
+    filled(store, batches=1)
+    batch = bytes(next(store._log("orders-0").batches(0)).data)
+    topic = {"name": "orders", "partitionData": [{"index": 0, "records": batch}]}
+    for _ in range(3):
+        client.send(PRODUCE, 9, acks=0, topicData=[topic])
+    assert client.ask(CLUSTER, 0)["brokers"]
+    assert store._log("orders-0").log_end_offset == 4
+    client.send(PRODUCE, 9, acks=0, topicData=[{**topic, "name": "nope"}])
     with pytest.raises((EOFError, ConnectionResetError)):
         client.received()
-    assert store._log("orders-0").log_end_offset == 1
+
+
+def test_transactions_are_refused(store: logfs.Store, client: RawClient) -> None:
+    """A transactional producer is told at once that it cannot work."""
+    assert client.ask(22, 5, transactionalId="t")["errorCode"] == NO_TRANSACTIONS
+    found = [client.ask(22, 5, transactionalId=None)["producerId"] for _ in range(50)]
+    assert len(set(found)) == 50
 
 
 def test_an_unknown_version_of_api_versions(client: RawClient) -> None:
@@ -594,3 +623,13 @@ def test_ipv6(store: logfs.Store) -> None:
     with logfs.serve(store, "::1") as server, RawClient(server.address) as client:
         (node,) = client.ask(METADATA, 9, topics=None)["brokers"]
         assert (f"[{node['host']}]:{node['port']}", node["host"]) == (server.address, "::1")
+
+
+def test_the_example_of_the_guide(tmp_path: Path) -> None:
+    """The Python of docs/serve.md runs as it stands."""
+    guide = (Path(__file__).parents[2] / "docs/serve.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+    done = subprocess.run(
+        [sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (0, "b'hello'\n"), done.stderr

@@ -171,7 +171,7 @@ class Partition(Log):
             if batch.header.producer_id >= 0:
                 sent = self.producers.check_batch(batch.header, trusted=coordinator)
                 if sent is not None:
-                    return AppendedBatch(sent.first_offset, sent.last_offset, duplicate=True)
+                    return AppendedBatch(*sent.offsets, sent.timestamp, duplicate=True)
             done = self._append_noted(new, config, now_ms)
         self.flush_if_due()
         return done
@@ -241,7 +241,7 @@ class Partition(Log):
 
     def _append_noted(self, new: NewBatch, config: LogConfig, now_ms: int) -> AppendedBatch:
         """Append a batch, update the state of its producer, and then make the batch visible to readers."""
-        first_offset = self.log_end_offset
+        first = self.log_end_offset
         try:
             self._append_batch(new, config, now_ms)
             self.note_producer(Batch.parse(new.data), len(new.data))
@@ -251,7 +251,7 @@ class Partition(Log):
             raise
         except OSError as error:
             raise self.failed_append(error) from None
-        return AppendedBatch(first_offset, self.log_end_offset - 1, duplicate=False)
+        return AppendedBatch(first, self.log_end_offset - 1, new.max_timestamp, duplicate=False)
 
     def note_producer(self, batch: Batch, size: int) -> None:
         """Update the state of a batch's producer. The batch must be among the last `size` bytes that were appended.

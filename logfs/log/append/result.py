@@ -27,11 +27,12 @@ class AppendResult(NamedTuple):
 
 
 class AppendedBatch(NamedTuple):
-    """The offsets of a producer's batch in the log.
+    """The offsets of a producer's batch in the log, and its greatest timestamp there (ms).
 
     `duplicate` is True if the log already had the batch, at these offsets, and nothing was appended.
     """
 
     first_offset: int
     last_offset: int
+    max_timestamp: int
     duplicate: bool

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from logfs.errors import InvalidRecord, RecordTooLarge, Unsupported
+from logfs.errors import InvalidRecord, InvalidTimestamp, RecordTooLarge, Unsupported
 from logfs.format.base.names import INT64_MAX
 from logfs.format.batches.batch import MAGIC
 from logfs.format.batches.compression import Codec
@@ -36,16 +36,18 @@ def check_record(record: Record, config: LogConfig, now_ms: int) -> InvalidRecor
     if timestamp is None or timestamp == NO_TIMESTAMP:
         return None
     if not 0 <= timestamp <= INT64_MAX:
-        return InvalidRecord(f"timestamp {timestamp} is negative, or too large; give ms since 1970")
+        return InvalidTimestamp(
+            f"timestamp {timestamp} is negative, or too large; give ms since 1970"
+        )
     if config.message_timestamp_type == TimestampType.LOG_APPEND_TIME.label:
         return None
     if now_ms - timestamp > config.message_timestamp_before_max_ms:
-        return InvalidRecord(
+        return InvalidTimestamp(
             f"timestamp {timestamp} is further in the past than "
             f"message.timestamp.before.max.ms={config.message_timestamp_before_max_ms} allows"
         )
     if timestamp - now_ms > config.message_timestamp_after_max_ms:
-        return InvalidRecord(
+        return InvalidTimestamp(
             f"timestamp {timestamp} is further in the future than "
             f"message.timestamp.after.max.ms={config.message_timestamp_after_max_ms} allows"
         )

@@ -64,6 +64,11 @@ class SentBatch(NamedTuple):
         """The offset of the batch's first record."""
         return self.last_offset - self.offset_delta
 
+    @property
+    def offsets(self) -> tuple[int, int]:
+        """The offsets of the batch's first and last record."""
+        return self.first_offset, self.last_offset
+
 
 @dataclass(frozen=True, slots=True)
 class Producer:
