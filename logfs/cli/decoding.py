@@ -154,4 +154,6 @@ class RecordDecoder:
 
 
 def _not_installed(error: ImportError) -> Unsupported:
-    return Unsupported(f"--schemas: {error.name} is not installed: pip install 'logfs[schema]'")
+    return Unsupported(
+        f"--schemas: {error.name} is not installed: install the wheel with its extra, logfs[schema]"
+    )

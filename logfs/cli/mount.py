@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from logfs.cli.common import address_argument, path_argument
 from logfs.cli.mirror import add_source, source_of
 from logfs.cli.service_manager import notify
-from logfs.errors import InvalidStore, InvalidUsage, did_you_mean
+from logfs.errors import InvalidSetting, InvalidStore, InvalidUsage, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -225,7 +225,10 @@ def _store_session(arguments: argparse.Namespace, words: list[str]) -> Callable[
         elif word in _FUSE_OPTIONS:
             fuse.add(word)
         elif word.startswith("isolation="):
-            isolation = isolation_level(word.removeprefix("isolation="))
+            try:
+                isolation = isolation_level(word.removeprefix("isolation="))
+            except InvalidSetting as error:
+                raise InvalidUsage(f"-o {word}: {error}") from None
         elif word not in _REMOUNT_ONLY:
             raise _no_such_option(word)
     options = MountOptions(
@@ -314,7 +317,8 @@ def _milliseconds(word: str) -> int:
 
 def _no_such_option(word: str) -> InvalidUsage:
     known = ("allow_other", "nonempty", "isolation", "linger_ms", "ro", "rw", *_FUSE_OPTIONS)
-    hint = did_you_mean(word.partition("=")[0], known)
+    name = word.partition("=")[0]
+    hint = "" if name in known else did_you_mean(name, known)
     return InvalidUsage(
         f"-o {word}: no such mount option for this kind of mount{hint}; 'logfs mount --help' lists them"
     )

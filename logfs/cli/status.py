@@ -102,6 +102,7 @@ def _print(source: Source, *, json: bool) -> int:
     damaged = status.get("damaged_ranges", {})
     for name, count in damaged.items():
         print(f"  damaged     {name}: {count} ranges of offsets; 'logfs check' lists them")
+    _print_mirror(status.get("mirror"))
     if status["upkeep"] and not status["read_only"]:
         _print_upkeep(status)
     return 1 if status["offline"] or failed or damaged else 0
@@ -123,7 +124,7 @@ def _print_upkeep(status: Mapping[str, Any]) -> None:
     )
     print(f"  upkeep      {'paused' if upkeep['paused'] else due}")
     for failed in upkeep["waiting_after_errors"]:
-        print(f"  failed      {failed}; will be retried (see the daemon's log)")
+        print(f"  failed      {failed}; will be retried")
     for name, done in upkeep["last_retention"].items():
         print(
             f"  retention   {name}: {done['segments']} segments, {done['bytes']} bytes dropped "
@@ -134,3 +135,13 @@ def _print_upkeep(status: Mapping[str, Any]) -> None:
             f"  compaction  {name}: {done['bytes_before']} bytes became {done['bytes_after']} "
             f"{format_duration(now_ms - done['when_ms'])} ago, in {format_duration(done['seconds'] * 1000)}"
         )
+
+
+def _print_mirror(mirror: Mapping[str, Any] | None) -> None:
+    """Print the state of the mirror; None stands for a mount that mirrors no cluster, or a log directory."""
+    if mirror is None:
+        return
+    behind = "not connected" if mirror["lag"] is None else f"{mirror['lag']} offsets behind"
+    print(f"  mirror      of {mirror['from']}, {behind}")
+    for what, reason in mirror["problems"].items():
+        print(f"  failed      mirror, {what}: {reason}; will be retried")

@@ -84,6 +84,19 @@ class MountedMirror:
             self._stopped.wait(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
+    def status(self) -> dict[str, Any]:
+        """Return what is mirrored, the problems by what fails, and how many offsets the copies are behind.
+
+        The last is None while there is no connection.
+        """
+        mirror, _ = self._running
+        problems = {"cluster": self._problem} if self._problem else {}
+        lag = None
+        if mirror is not None:
+            progress = mirror.progress()
+            lag, problems = progress.lag, dict(progress.problems)
+        return {"from": self._options.servers, "lag": lag, "problems": problems}
+
     def families(self) -> Iterator[Family]:
         """Yield the metrics of the mirror: its lags, the bytes that it has appended, and its current problems."""
         mirror, fetched = self._running

@@ -58,7 +58,9 @@ def render(report: ReportContents, version: str) -> str:
     try:
         import jinja2
     except ImportError as error:
-        raise Unsupported(f"a report needs Jinja ({error}): pip install 'logfs[report]'") from None
+        raise Unsupported(
+            f"a report needs Jinja ({error}): install the wheel as logfs[report]"
+        ) from None
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("logfs.report", "."),
         autoescape=True,

@@ -24,6 +24,7 @@ from tests.server.raw_client import (
     TOPICS,
     RawClient,
 )
+from tests.support.processes import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -219,9 +220,15 @@ def test_kafkas_consumer_reads_the_same(
 
 def test_kafkas_tools(tools: Tools, source: Broker, served: str) -> None:
     """kafka-get-offsets prints the same for both."""
+
+    def is_same(*options: str) -> bool:
+        topics = ("--topic", "|".join(CONFIGS), *options)
+        broker, server = (tools.offsets(each, *topics) for each in (source.servers, served))
+        return sorted(server.split()) == sorted(broker.split())
+
     for options in ([], ["--time", "-2"], ["--time", "-3"]):
-        broker, server = (tools.offsets(each, *options) for each in (source.servers, served))
-        assert sorted(server.split()) == sorted(broker.split())
+        # The server may not know yet what the broker has written last.
+        wait_for(lambda options=options: is_same(*options))  # type: ignore[misc]
 
 
 def test_new_records_arrive(helper: Helper, source: Broker, served: str) -> None:

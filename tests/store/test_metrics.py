@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import yaml
@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from logfs.errors import Corrupt
 from logfs.format.batches.record import Record
 from logfs.log.disk.latency_histogram import LatencyHistogram
+from logfs.mount.mounted_mirror import MountedMirror
 from logfs.store.directory.log_dir import CLEAN_SHUTDOWN
 from logfs.store.observe.metrics import Family, Sample, metrics, render
 from logfs.store.store import Store
@@ -420,7 +421,12 @@ def test_the_documents_name_the_existing_metrics(everything: Scrape) -> None:
     board = json.loads((DOCS / "grafana/logfs.json").read_text())
     alerts = yaml.safe_load((DOCS / "alerts.yml").read_text())
     labels: dict[str, set[str]] = {}
-    for sample in everything.samples:
+    # Those of a mount that mirrors a cluster. The lag of a partition has no sample without a cluster.
+    lag, *others = MountedMirror(cast("Any", None), cast("Any", None)).families()
+    of_mirror = Scrape(render(others).decode())
+    labels["logfs_mirror_lag"] = {"topic", "partition", "instance", "job"}
+    families = [*everything.families, *of_mirror.families]
+    for sample in (*everything.samples, *of_mirror.samples):
         labels.setdefault(sample.name, set()).update({*sample.labels, "instance", "job"})
     found = [*expressions(board), *expressions(alerts)]
     assert len(found) > 50
@@ -437,8 +443,8 @@ def test_the_documents_name_the_existing_metrics(everything: Scrape) -> None:
     )
     given = {
         (family.name + "_total" * (family.type == "counter"), family.type, family.documentation)
-        for family in everything.families
-    }
+        for family in families
+    } | {(lag.name, "gauge", lag.help)}
     assert {(name, kind, text) for name, kind, _, text in rows} == given
     for name, kind, told, _ in rows:
         sample = f"{name}_count" if kind == "histogram" else name

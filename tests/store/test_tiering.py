@@ -946,6 +946,31 @@ def test_tiering_is_switched_off(log_dir: Path, bucket: Path, clock: Clock) -> N
         assert [r.offset for r in store["orders-0"].read()] == [*range(local, 1000)]
 
 
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_tiering_is_switched_off_in_a_log_that_is_not_open(
+    log_dir: Path, bucket: Path, clock: Clock, is_deleted: bool
+) -> None:
+    """The next opening deletes the remote segments; read-only ones, and the audit, then begin at the local ones."""
+    with Store(log_dir, clock=clock) as store:
+        partition = tiered(store, bucket, remote_log_delete_on_disable="true")
+        fill(partition)
+        tier(store)
+        local = partition.local_start_offset
+        assert local > 0
+    with Store(log_dir, clock=clock, only="") as store:
+        set_topic(store, "orders", remote_storage_enable="false")
+    with Store(log_dir, clock=clock) as store:
+        store.remote_log_manager.expire()
+        if is_deleted:
+            clock.now_ms += 1000
+            store.remote_log_manager.expire()
+            assert not objects(bucket)
+    with Store(log_dir, clock=clock, read_only=True) as store:
+        assert store["orders-0"].log_start_offset == local
+        assert [r.offset for r in store["orders-0"].read()] == [*range(local, 1000)]
+    assert_clean(log_dir)
+
+
 def test_a_truncation_takes_copies_with_it(log_dir: Path, bucket: Path, clock: Clock) -> None:
     """Those that hold a dropped record; a log cannot end where only the object store has it."""
     with Store(log_dir, clock=clock) as store:

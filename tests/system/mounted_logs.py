@@ -189,12 +189,11 @@ class MountedLogs(Logs):
         assert done.returncode == code, f"{words}: {done}"
         return done.stdout
 
-    def target(self, name: str) -> list[object]:
-        """Return one of the ways in which a command can name a log."""
-        mount = self.chance.choice([*self.following, *([self.writing] if self.mounted else [])])
-        return self.chance.choice(
-            [[self.home(name) / name], [*self.log_dirs, name], [mount.path / name]]
-        )
+    def target(self, name: str, *, writes: bool = False) -> list[object]:
+        """Return one of the ways in which a command can name a log. A read-only mount refuses one that `writes`."""
+        mounts = [*([] if writes else self.following), *([self.writing] if self.mounted else [])]
+        by_mount = [[self.chance.choice(mounts).path / name]] if mounts else []
+        return self.chance.choice([[self.home(name) / name], [*self.log_dirs, name], *by_mount])
 
     def path(self, name: str) -> Path:
         return self.writing.path / name
@@ -221,7 +220,7 @@ class MountedLogs(Logs):
                 self.note(at, self.models[at].end, [record])
             return
         if way == "command":
-            self.run("append", "--jsonl", *self.target(name), stdin=data)
+            self.run("append", "--jsonl", *self.target(name, writes=True), stdin=data)
         else:
             self.write_once(
                 self.path(name) / "append.jsonl", data, self.models[name].end + len(records)
@@ -267,7 +266,7 @@ class MountedLogs(Logs):
         if self.chance.random() < 0.5:
             self.write(self.path(name) / "log-start-offset", offset)
         else:
-            self.run("delete-records", "--before", offset, *self.target(name))
+            self.run("delete-records", "--before", offset, *self.target(name, writes=True))
         self.models[name].start = offset
 
     def retain_by_mount(self, name: str) -> None:
@@ -286,7 +285,7 @@ class MountedLogs(Logs):
                 model.start = start
 
     def compact_by_mount(self, name: str) -> None:
-        self.run("compact", *self.chance.choice([[], ["--roll"]]), *self.target(name))
+        self.run("compact", *self.chance.choice([[], ["--roll"]]), *self.target(name, writes=True))
         with Store(self.log_dirs, read_only=True) as store:
             self.note_compaction(name, store)
 
@@ -299,7 +298,7 @@ class MountedLogs(Logs):
         self.drop_moved(name)
         source, target = self.home(name), self.away(name)
         if self.chance.random() < 0.5:
-            self.run("move", *self.target(name), "--to", target)
+            self.run("move", *self.target(name, writes=True), "--to", target)
         else:
             self.write(self.path(name) / "ctl", f"move {target}")
             wait_for(lambda: (target / name).is_dir() and not (source / name).is_dir())
@@ -347,7 +346,7 @@ class MountedLogs(Logs):
             place.mkdir()
             self.run("config", *self.log_dirs, "--topic", topic_of(name), *settings)
         else:
-            self.run("delete", *self.target(name))
+            self.run("delete", *self.target(name, writes=True))
             words = [word for each in settings for word in ("-c", each)]
             self.run("create", *words, *self.log_dirs, name)
         self.forget(name)

@@ -103,7 +103,9 @@ def test_inotify(mount: Mount, tmp_path: Path) -> None:
     told = tmp_path / "told"
     watching = start(f"exec {command.strip()} {folder}/records >{told}", tmp_path)
     # It is ready when it tells of a write.
-    wait_for(lambda: (folder / "append").write_bytes(b"x\n") and told.stat().st_size > 0)
+    wait_for(
+        lambda: told.exists() and (folder / "append").write_bytes(b"x\n") and told.read_bytes()
+    )
     time.sleep(0.2)
     before = told.read_text()
     ok("append", mount.log_dirs[0] / "app-0", stdin=b"y\n")

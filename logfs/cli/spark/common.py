@@ -64,7 +64,7 @@ def session(arguments: argparse.Namespace, job: str) -> Iterator[SparkSession]:
     has the command that installs it), for a malformed `--conf`, and if Spark does not start.
     """
     if any(importlib.util.find_spec(name) is None for name in ("pyspark", "pyarrow")):
-        raise LogfsError("Spark is not installed: pip install 'logfs[spark]'")
+        raise LogfsError("Spark is not installed: install the wheel with its extra, logfs[spark]")
     if shutil.which("java") is None:
         raise LogfsError(
             "Spark needs Java, but 'java' is not on the PATH: apt-get install default-jre-headless"

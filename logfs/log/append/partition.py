@@ -212,8 +212,7 @@ class Partition(Log):
     ) -> int:
         """Append the marker that commits or aborts a producer's transaction; return its offset (kafka-storage 9.3).
 
-        Raises `InvalidProducerEpoch` or `CoordinatorFenced` for an outdated epoch, and `NotWritable`,
-        `PartitionFailed`, `UnknownPartition` or `OSError` if the marker cannot be written.
+        Raises `InvalidProducerEpoch` or `CoordinatorFenced` for an outdated epoch, and the errors of `append_batch`.
         """
         now_ms, config = self._clock(), self.config
         kind = ControlType.COMMIT if commit else ControlType.ABORT
@@ -536,11 +535,10 @@ class Partition(Log):
     # Moving the log start and the log end.
 
     def advance_log_start(self, offset: int) -> None:
-        """Make everything below `offset` unreadable; retention drops the segments that lie wholly below it.
+        """Make all below `offset` unreadable; retention drops the segments that lie wholly below it.
 
-        Nothing changes if `offset` is not above the log start. Raises `OffsetOutOfRange` if `offset` is beyond the
-        log end; `PartitionFailed` or `UnknownPartition` for a log that takes no changes; and `OSError`, after which
-        the log is as it was.
+        No record goes if `offset` is not above the log start. Raises `OffsetOutOfRange` if it is beyond the log end,
+        the errors of `check_changeable`, and `OSError`, after which the log is as it was.
         """
         self.check_changeable()
         with self.flusher.lock, self.lock:
@@ -548,8 +546,10 @@ class Partition(Log):
                 raise OffsetOutOfRange(
                     f"{self.name.directory}: offset {offset} is beyond the log end {self.log_end_offset}"
                 )
-            if offset > self.log_start_offset:
+            if offset >= self.log_start_offset:
+                # The epochs may begin earlier: the log was loaded without its remote segments, or segments are lost.
                 self.epochs.truncate_from_start(offset)
+            if offset > self.log_start_offset:
                 self.snapshots.minimum_offset = offset
                 self.publish(log_start_offset=offset, changes_text=True)
 

@@ -13,6 +13,7 @@ import errno
 import fcntl
 import mmap
 import os
+import resource
 import stat
 import threading
 import time
@@ -60,6 +61,9 @@ TRIES = 100
 # thread that has the lock may wait for the network.
 _LOCK_SECONDS = 0.1
 _STANDARD_ERROR = 2
+# How many descriptors the files of logs leave to other uses, such as the status and the metrics: at most so many, and
+# at most an eighth of the limit.
+_RESERVED = 32
 
 T = TypeVar("T")
 _waits = threading.local()
@@ -273,6 +277,10 @@ class Disk:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
             raise OSError(errno.EINVAL, "is not a regular file", str(path))
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if fd >= limit - min(_RESERVED, limit // 8):
+            os.close(fd)
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
         if is_roots:
             _give(fd, path.parent)
         return File(path, fd)

@@ -199,6 +199,8 @@ class SelfDirectory(DirectoryNode):
             "isolation": self.context.isolation.value,
             **store_status(self.context.store),
         }
+        if self.context.mirror is not None:
+            status["mirror"] = self.context.mirror.status()
         return json.dumps(status, indent=2).encode() + b"\n"
 
     def _metrics(self) -> bytes:

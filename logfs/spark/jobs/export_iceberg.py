@@ -74,7 +74,9 @@ class IcebergTables:
             from pyiceberg.catalog.sql import SqlCatalog
             from sqlalchemy import URL
         except ImportError:
-            raise LogfsError("pyiceberg is not installed: pip install 'logfs[iceberg]'") from None
+            raise LogfsError(
+                "pyiceberg is not installed: install the wheel with its extra, logfs[iceberg]"
+            ) from None
         self._directory = directory
         try:
             self._catalog = SqlCatalog(

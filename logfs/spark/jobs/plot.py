@@ -33,7 +33,9 @@ def plot(found: Stats, path: str | os.PathLike[str]) -> None:
         from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
         from matplotlib.figure import Figure
     except ImportError:
-        raise LogfsError("a plot needs matplotlib: pip install 'logfs[spark]'") from None
+        raise LogfsError(
+            "a plot needs matplotlib: install the wheel with its extra, logfs[spark]"
+        ) from None
     if Path(path).suffix not in FORMATS:
         raise LogfsError(f"{path}: give a name that ends in {', '.join(FORMATS)}")
     topics = sorted(found.topics, key=lambda each: -each.counts.records)

@@ -96,6 +96,15 @@ def due(
     ]
 
 
+class Failure(NamedTuple):
+    """Failed work: how often it failed, when it failed last (ms since the epoch), how long it waits (ms), and why."""
+
+    times: int
+    since_ms: int
+    wait_ms: int
+    reason: str
+
+
 class Backoff:
     """The time for which failed work waits until it is retried: a second, doubled at each failure, up to a minute.
 
@@ -107,31 +116,38 @@ class Backoff:
         """Begin without any failed work; `clock` returns the time in ms since the epoch."""
         self._clock = clock
         self.failures = 0
-        # By task and name: how often the work failed, when it failed last (ms since the epoch), and how long it waits
-        # from then on (ms).
-        self._failed: dict[tuple[MaintenanceTask, str], tuple[int, int, int]] = {}
+        # By task and name.
+        self._failed: dict[tuple[MaintenanceTask, str], Failure] = {}
 
     def __iter__(self) -> Iterator[tuple[MaintenanceTask, str]]:
         return iter(list(self._failed))
 
+    def describe(self) -> Iterator[str]:
+        """Yield a line for each piece of work that waits for a retry, such as "tiering orders-0: no such bucket"."""
+        for task, name in self:
+            failure = self._failed.get((task, name))
+            if failure is not None:
+                yield f"{f'{task.value} {name}'.strip()}: {failure.reason}"
+
     def attempt(self, task: MaintenanceTask, name: str, work: Callable[[], object]) -> None:
         """Call `work`, unless it failed before and still has to wait. If `work` fails, the error is logged."""
-        count, since_ms, wait_ms = self._failed.get((task, name), (0, 0, 0))
-        if since_ms <= self._clock() < since_ms + wait_ms:
+        before = self._failed.get((task, name), Failure(0, 0, 0, ""))
+        if before.since_ms <= self._clock() < before.since_ms + before.wait_ms:
             return
         try:
             work()
         except Exception as error:
             self.failures += 1
-            wait_ms = min(_FIRST_WAIT_MS << min(count, 16), _LONGEST_WAIT_MS)
-            self._failed[task, name] = count + 1, self._clock(), wait_ms
+            wait_ms = min(_FIRST_WAIT_MS << min(before.times, 16), _LONGEST_WAIT_MS)
             known = isinstance(error, LogfsError | OSError)
+            reason = str(error) if known else repr(error)
+            self._failed[task, name] = Failure(before.times + 1, self._clock(), wait_ms, reason)
             logger.error(
                 "upkeep: %s %sfailed, and is retried in %d s: %s",
                 task.value,
                 f"of {name} " if name else "",
                 wait_ms // 1000,
-                error if known else repr(error),
+                reason,
                 exc_info=None if known else error,
             )
         else:
@@ -145,7 +161,9 @@ class Backoff:
         """
         now_ms = self._clock()
         ends_ms = [
-            since + wait for (each, _), (_, since, wait) in self._failed.items() if each is task
+            failure.since_ms + failure.wait_ms
+            for (each, _), failure in self._failed.items()
+            if each is task
         ]
         # Leave out work whose wait has ended: the task did not attempt it, for example because its partition is
         # paused.

@@ -115,8 +115,8 @@ def upkeep_status(store: Store) -> dict[str, Any]:
         "last_run_seconds": round(scheduler.last_run_seconds, 6),
         "next_due_ms": _next_due(store),
         "waiting_after_errors": [
-            f"{task.value} {name}".strip()
-            for task, name in (*scheduler.backoff, *store.remote_log_manager.backoff)
+            *scheduler.backoff.describe(),
+            *store.remote_log_manager.backoff.describe(),
         ],
         "bucket_refused": store.tiered.owner.refusal,
         "last_retention": {n: _retention(done) for n, done in sorted(store.retainer.last.items())},
@@ -140,8 +140,8 @@ def upkeep_text(store: Store) -> str:
         else:
             wait_ms = max(due_ms - store.clock(), 0)
             lines.append(f"{task.value}: due in {format_duration(wait_ms)}")
-    for task, name in (*scheduler.backoff, *store.remote_log_manager.backoff):
-        lines.append(f"{task.value}{' of ' if name else ''}{name} has failed and will be retried")
+    for backoff in (scheduler.backoff, store.remote_log_manager.backoff):
+        lines += [f"failed, and will be retried: {failed}" for failed in backoff.describe()]
     if store.tiered.owner.refusal:
         lines.append(store.tiered.owner.refusal)
     return "".join(f"{line}\n" for line in lines)

@@ -87,6 +87,17 @@ class RemoteLogMetadata:
         """
         return self._following(partition) is not None
 
+    def has_copies(self) -> bool:
+        """Whether any remote segment is copied or is to be deleted. An interrupted copy does not count.
+
+        Raises the errors of `segments`.
+        """
+        return any(
+            each.state is not SegmentState.COPY_SEGMENT_STARTED
+            for partition in self.partitions()
+            for each in self.segments(partition).values()
+        )
+
     def partitions(self) -> list[RemotePartition]:
         """Return the partitions that have remote segments, and those whose remote segments are being deleted."""
         self._topic.check_online()

@@ -184,12 +184,26 @@ class TieredLogs:
         return log is not None and segment.segment_id in log.known
 
     def disk(self) -> TieredDisk:
-        """Return the disk of the bucket. Raises `InvalidStore` if `remote.storage.url` names no bucket."""
+        """Return the disk of the bucket. Raises `InvalidStore` if `remote.storage.url` names no bucket.
+
+        If the settings name another bucket or prefix by now, the disk is that of the new one, unless the old one has
+        remote segments: then the change takes effect at the next opening of the store. Raises the errors of
+        `RemoteLogMetadata.segments`.
+        """
+        config = self._registry.settings.broker_config
+        before = self._disk
+        if before is not None and config.remote_storage_url:
+            named = f"{as_path(config.remote_storage_url)}/{config.remote_storage_prefix}"
+            if f"{before.home}/{before.prefix}" != named and not self.metadata.has_copies():
+                with self._lock:
+                    if self._disk is before:
+                        self._disk = None
+                        self._logs.clear()
+                self.owner.is_claimed, self.owner.refusal = False, ""
         with self._lock:
             if self._disk is None:
                 from logfs.log.remote.tiered_disk import TieredDisk
 
-                config = self._registry.settings.broker_config
                 url = as_path(config.remote_storage_url)
                 if not isinstance(url, BucketPath):
                     raise InvalidStore(
