@@ -89,6 +89,7 @@ class Level(Enum):
     MAKING_FILES = "segment_files._making", Wait.NOTHING, "that a segment has one object for a file"
     BLOCKS = "BlockCache._lock", Wait.NOTHING, "the cached blocks of text"
     REQUESTS = "AdminRequests._changed", Wait.NOTHING, "the administrative requests that run"
+    BUDGET = "_Budget._changed", Wait.NOTHING, "the bytes of clients' requests in memory"
     POOL = "_Pool._lock", Wait.NOTHING, "the counts of running and idle worker threads"
 
     def __init__(self, names: str, wait: Wait, protects: str) -> None:

@@ -17,12 +17,14 @@ from logfs.format.base import names
 from logfs.format.files.checkpoint import parse_properties
 from logfs.server.error_codes import ErrorCode
 from logfs.store.directory.log_dir import META_PROPERTIES
+from logfs.store.directory.topic_id import read_topic_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from typing import Any
 
     from logfs.log.read.log import Log
+    from logfs.store.registry import UnloadedPartition
     from logfs.store.store import Store
 
 logger = logging.getLogger(__name__)
@@ -76,10 +78,12 @@ class Broker:
                 told = parse_properties(log_dir.disk.read_file(path))
         self.cluster_id = told.get("cluster.id") or _cluster_id(store)
         self.node_id = int(told.get("node.id") or told.get("broker.id") or _NODE_ID)
-        # The topic id by the log of a partition of the topic: a topic that is created again has another log.
-        self._ids: WeakKeyDictionary[Log, uuid.UUID | None] = WeakKeyDictionary()
-        # The name of the topic by its id. An entry is checked when it is used.
-        self._names: dict[uuid.UUID, str] = {}
+        # The topic ids in the directories of partitions: one that is created again is another object.
+        self._ids: WeakKeyDictionary[Log | UnloadedPartition, uuid.UUID | None] = (
+            WeakKeyDictionary()
+        )
+        # A partition of the topic with an id. An entry is checked when it is used.
+        self._names: dict[uuid.UUID, tuple[str, int]] = {}
         # The logs for whose changes a request waits, by the event that wakes it.
         self._waiting: dict[threading.Event, Sequence[Log]] = {}
         self._refreshed = time.monotonic()
@@ -120,10 +124,12 @@ class Broker:
         if waiting:
             self.refresh()
 
-    def topics(self) -> list[str]:
-        """Return the names of all topics, in sorted order. Offline partitions count."""
-        homes = list(self.store.registry.homes)
-        return sorted({names.parse_directory(name).topic for name in homes})
+    def topics(self) -> dict[str, list[int]]:
+        """Return the numbers of the partitions that the store has, in ascending order, by topic, in sorted order."""
+        found: dict[str, list[int]] = {}
+        for topic, number in sorted(map(names.parse_directory, list(self.store.registry.homes))):
+            found.setdefault(topic, []).append(number)
+        return found
 
     def partitions_of(self, topic: str) -> list[int]:
         """Return the numbers of the partitions of a topic that the store has, in ascending order."""
@@ -137,24 +143,38 @@ class Broker:
             raise UnknownPartition(f"{name}: no such partition")
         return self.store[name]
 
-    def topic_id(self, topic: str) -> uuid.UUID | None:
-        """Return the id of a topic; None if it has none, as in a directory of a broker before Kafka 2.8."""
+    def loaded(self, topic: str, partition: int) -> Log | None:
+        """Return a partition, or None if it is not loaded yet. Raises the errors of `log`."""
+        is_unloaded = f"{topic}-{partition}" in self.store.registry.unloaded
+        return None if is_unloaded else self.log(topic, partition)
+
+    def topic_id(self, topic: str, partitions: Sequence[int]) -> uuid.UUID | None:
+        """Return the id of a topic with these partitions; None if it has none, as one made before Kafka 2.8."""
+        found = (self._id_at(f"{topic}-{number}") for number in partitions)
+        return next(filter(None, found), None)
+
+    def _id_at(self, name: str) -> uuid.UUID | None:
+        """Return the topic id in the directory of a partition; None if it has none or the partition is offline."""
         registry = self.store.registry
-        known = (registry.partitions.get(name) for name in registry.partitions_of(topic))
-        log = next(filter(None, known), None)
-        if log is None:
-            return registry.topic_id(topic)
-        if log not in self._ids:
-            self._ids[log] = registry.topic_id(topic)
-        return self._ids[log]
+        place = registry.partitions.get(name) or registry.unloaded.get(name)
+        if place is None:
+            return None
+        if place not in self._ids:
+            self._ids[place] = read_topic_id(place.disk, place.directory)
+        return self._ids[place]
 
     def topic_name(self, topic_id: uuid.UUID) -> str | None:
         """Return the name of the topic with an id; None if there is no such topic."""
         known = self._names.get(topic_id)
-        if known is not None and self.topic_id(known) == topic_id:
-            return known
-        self._names = {found: topic for topic in self.topics() if (found := self.topic_id(topic))}
-        return self._names.get(topic_id)
+        if known is None or self._id_at(f"{known[0]}-{known[1]}") != topic_id:
+            self._names = {
+                found: (topic, number)
+                for topic, numbers in self.topics().items()
+                for number in numbers
+                if (found := self._id_at(f"{topic}-{number}"))
+            }
+            known = self._names.get(topic_id)
+        return None if known is None else known[0]
 
     def named(self, topic: Mapping[str, Any], version: int, first_with_id: int) -> str | None:
         """Return the name of the topic in a request, which gives its id from version `first_with_id` on; or None."""

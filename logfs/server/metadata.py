@@ -36,7 +36,10 @@ def metadata(broker: Broker, request: Request) -> Mapping[str, Any]:
     host, port = request.address
     asked = request.fields["topics"]
     if asked is None or (not asked and request.version < _EMPTY_IS_NONE):
-        found = [_topic(broker, name, request) for name in broker.topics()]
+        found = [
+            _topic(broker, name, partitions, request)
+            for name, partitions in broker.topics().items()
+        ]
     else:
         found = [_asked_topic(broker, each, request) for each in asked]
     return {
@@ -68,14 +71,15 @@ def describe_topic_partitions(broker: Broker, request: Request) -> Mapping[str, 
     limit = min(max(request.fields["responsePartitionLimit"], 1), _MOST_PARTITIONS)
     found: list[Mapping[str, Any]] = []
     after = None
-    for name in sorted(asked or broker.topics()):
+    topics = broker.topics()
+    for name in sorted(asked or topics):
         if name < cursor["topicName"]:
             continue
         if not limit:
             after = {"topicName": name, "partitionIndex": 0}
             break
         first = cursor["partitionIndex"] if name == cursor["topicName"] else 0
-        topic = _topic(broker, name, request)
+        topic = _topic(broker, name, topics.get(name, []), request)
         rest = [each for each in topic.get("partitions", ()) if each["partitionIndex"] >= first]
         found.append({**topic, "partitions": rest[:limit]})
         if len(rest) > limit:
@@ -97,27 +101,25 @@ def _cluster_operations(request: Request) -> int:
 
 
 def _asked_topic(broker: Broker, asked: Mapping[str, Any], request: Request) -> Mapping[str, Any]:
-    topic_id = asked["topicId"]
-    if asked["name"] is not None:
-        return _topic(broker, asked["name"], request)
-    name = broker.topic_name(topic_id)
+    name, topic_id = asked["name"], asked["topicId"]
+    if name is None:
+        name = broker.topic_name(topic_id)
     if name is None:
         return {"errorCode": ErrorCode.UNKNOWN_TOPIC_ID, "name": None, "topicId": topic_id}
-    return _topic(broker, name, request)
+    return _topic(broker, name, broker.partitions_of(name), request)
 
 
-def _topic(broker: Broker, name: str, request: Request) -> Mapping[str, Any]:
-    """Return what a client is told of a topic, or the error if there is no such topic."""
+def _topic(broker: Broker, name: str, partitions: list[int], request: Request) -> Mapping[str, Any]:
+    """Return what a client is told of a topic with these partitions, or the error if there is no such topic."""
     try:
         names.check_topic(name)
     except InvalidName:
         return {"errorCode": ErrorCode.INVALID_TOPIC_EXCEPTION, "name": name}
-    partitions = broker.partitions_of(name)
     if not partitions:
         return {"errorCode": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "name": name}
     return {
         "name": name,
-        "topicId": broker.topic_id(name) or _NO_ID,
+        "topicId": broker.topic_id(name, partitions) or _NO_ID,
         "isInternal": name in names.INTERNAL_TOPICS,
         "partitions": list(_partitions(broker, name, partitions)),
         # DescribeTopicPartitions always tells the operations.
@@ -132,7 +134,9 @@ def _partitions(broker: Broker, topic: str, partitions: list[int]) -> Iterable[M
         error, epoch = ErrorCode.LEADER_NOT_AVAILABLE, _NO_EPOCH
         if is_there:
             try:
-                epoch = broker.log(topic, number).epochs.latest
+                log = broker.loaded(topic, number)
+                # To load a log only for its epoch would take seconds on a disk of many partitions.
+                epoch = _NO_EPOCH if log is None else log.epochs.latest
                 error = ErrorCode.NONE
             except (LogfsError, OSError) as failure:
                 error = code_of(failure)

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from logfs.errors import InvalidName
+from logfs.locks import Level, make_lock
 from logfs.server.broker import WAITING_SECONDS, Broker
 from logfs.server.connection import Connection
 
@@ -130,7 +131,7 @@ class _Budget:
 
     def __init__(self, limit: int) -> None:
         self._left = self._limit = limit
-        self._changed = threading.Condition()
+        self._changed = threading.Condition(make_lock(Level.BUDGET))
 
     @contextmanager
     def taken(self, size: int) -> Iterator[None]:

@@ -81,7 +81,7 @@ def _create(broker: Broker, asked: Mapping[str, Any], *, validate: bool) -> Mapp
         store.settings.check_topic(name, changes)
     else:
         store.topic(name).create(count, changes)
-    topic_id = None if validate else broker.topic_id(name)
+    topic_id = None if validate else broker.topic_id(name, [0])
     return {
         "topicId": topic_id or _NO_ID,
         "numPartitions": count,
@@ -111,9 +111,10 @@ def delete_topics(broker: Broker, request: Request) -> Mapping[str, Any]:
             name = broker.topic_name(topic["topicId"])
             if name is None:
                 raise Refused(ErrorCode.UNKNOWN_TOPIC_ID, "no topic has this id")
-        if not broker.partitions_of(name):
+        partitions = broker.partitions_of(name)
+        if not partitions:
             raise Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic '{name}'")
-        topic_id = broker.topic_id(name) or _NO_ID
+        topic_id = broker.topic_id(name, partitions) or _NO_ID
         broker.store.topic(name).delete()
         return {"name": name, "topicId": topic_id}
 

@@ -52,7 +52,7 @@ class BackgroundOperation:
         return f"{self.what} {self.name}{phase}: {share:.0%} of {self.total_bytes} bytes"
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class UnloadedPartition:
     """A partition whose directory was found, but which is not loaded yet (see `PartitionLoader.load`).
 
