@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import socket
 import subprocess
 import threading
 import uuid
@@ -192,10 +193,18 @@ def test_what_the_store_refuses_is_an_error(
         server.fault = lambda request, answer=answer: Answer("403 Forbidden", answer.encode())
         with pytest.raises(RemoteStorageError, match=words):
             open_bucket()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setattr(object_store, "_RETRY_SECONDS", 0.5)
-    with pytest.raises(RemoteStorageError, match=f"s3://{BUCKET}/"):
-        open_bucket()
+    monkeypatch.setattr(object_store, "_REQUEST_SECONDS", 1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        for place, words in (
+            ("http://127.0.0.1:9", "Connection refused"),
+            ("http://missing.invalid:9", "failed to lookup address"),
+            (f"http://127.0.0.1:{port}", "no answer in time"),
+        ):
+            monkeypatch.setenv("AWS_ENDPOINT_URL", place)
+            with pytest.raises(RemoteStorageError, match=f"s3://{BUCKET}/.*{place}: {words}"):
+                open_bucket()
 
 
 def test_credentials_come_from_the_usual_files(

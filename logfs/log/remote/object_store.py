@@ -63,6 +63,10 @@ _MAY_PASS = re.compile(r"(status code|status): (5\d\d|429)")
 # The text of an obstore error matches this if the store refuses the credentials, or if they do not permit the
 # request: status 401 or 403, or 400 for an expired token.
 _DENIED = re.compile(r"(status code|status): 40[13]|<Code>(ExpiredToken|InvalidToken)</Code>")
+# The server of a request, and why there is no response, in the description that follows the first line.
+_ENDPOINT = re.compile(r"https?://[^/\s]+")
+_CAUSE = re.compile(r'(?:message|error): "([^"]+)"')
+_TIMED_OUT = re.compile(r"\bTimedOut\b|kind: Timeout")
 _CODE = re.compile(r"<Code>([^<]{1,80})</Code>")
 _SENTENCE = re.compile(r"<Message>([^<]{1,200})</Message>")
 
@@ -381,11 +385,19 @@ def _stored(found: Any) -> StoredObject:
 
 
 def _reason(error: Exception) -> str:
-    """Return one line for an error of obstore: the code and the message of the store's response, if it has them."""
+    """Return one line for an error of obstore: the code and the message of the store's response, if it has them.
+
+    Without a response, the line has the server and why there is none.
+    """
     text = str(error)
     code, sentence = _CODE.search(text), _SENTENCE.search(text)
     if code:
         return f"{code[1]}: {sentence[1]}" if sentence else code[1]
     first = text.split("\n", 1)[0]
+    endpoint, cause = _ENDPOINT.search(first), _CAUSE.search(text)
+    if endpoint and cause:
+        return f"{endpoint[0]}: {cause[1]}"
+    if endpoint and _TIMED_OUT.search(text):
+        return f"{endpoint[0]}: no answer in time"
     # Leave out the text before the last dash, which has the kind of store, the method and the URL.
     return first.rsplit(" - ", 1)[-1][:300].strip()
