@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from logfs.format.messages.requests import API_VERSIONS, versions_of
 from logfs.server.configs import alter_configs, describe_configs, incremental_alter_configs
+from logfs.server.describe import describe_log_dirs, describe_producers
 from logfs.server.error_codes import ErrorCode
 from logfs.server.fetch import fetch
 from logfs.server.metadata import (
@@ -97,10 +98,12 @@ APIS = {
         Api(23, offset_for_leader_epoch),
         Api(32, describe_configs),
         Api(33, alter_configs, writes=True),
+        Api(35, describe_log_dirs),
         Api(37, create_partitions, writes=True),
         Api(44, incremental_alter_configs, writes=True),
         Api(46, list_partition_reassignments),
         Api(60, describe_cluster),
+        Api(61, describe_producers),
         Api(75, describe_topic_partitions),
     )
 }

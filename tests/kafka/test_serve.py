@@ -45,6 +45,7 @@ _OWN = {
     "clusterAuthorizedOperations",
     "nodeEndpoints",
 }
+LOG_DIRS, PRODUCERS = 35, 61
 # The isolation levels in requests.
 _LEVELS = (0, 1)
 
@@ -180,6 +181,30 @@ def test_the_cluster_and_pages_of_partitions(both: Callable[..., list[Any]]) -> 
         TOPICS, 0, topics=[{"name": name} for name in CONFIGS], responsePartitionLimit=5
     )
     assert server == broker
+
+
+def test_producers_and_sizes_are_those_of_the_broker(
+    both: Callable[..., list[Any]],
+) -> None:
+    """The producers of each partition with their open transactions, and the sizes of the logs."""
+    broker, server = both(
+        PRODUCERS, 0, topics=[{"name": name, "partitionIndexes": [0, 7]} for name in CONFIGS]
+    )
+    for answer in (broker, server):
+        for topic in answer["topics"]:
+            for partition in topic["partitions"]:
+                partition.pop("errorMessage")
+                partition["activeProducers"].sort(key=lambda each: each["producerId"])
+    assert server == broker
+    for version in versions(LOG_DIRS):
+        topics = [{"topic": name, "partitions": [0]} for name in CONFIGS]
+        broker, server = both(LOG_DIRS, version, topics=topics)
+        for answer in (broker, server):
+            for log_dir in answer["results"]:
+                # The free space changes.
+                log_dir.pop("usableBytes", None)
+                log_dir["topics"].sort(key=lambda each: each["name"])
+        assert server == broker
 
 
 def test_versions_are_those_of_the_broker(source: Broker, served: str) -> None:

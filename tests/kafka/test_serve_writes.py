@@ -332,6 +332,7 @@ def test_kafkas_tools_describe(own: Client, tools: Tools) -> None:
     assert "PartitionCount: 2" in shown
     assert "Leader: 1" in shown
     assert tools.run(main, *server, "--list").out.split() == ["shown"]
+    assert '"partition":"shown-1"' in tools.run("LogDirsCommand", *server, "--describe").out
     broker = {"resourceType": BROKER, "resourceName": "1", "configurationKeys": None}
     with RawClient(own.servers) as client:
         (found,) = client.ask(DESCRIBE, 4, resources=[broker])["results"]
