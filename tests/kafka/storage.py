@@ -129,6 +129,9 @@ class LogfsStorage:
     def _answer(self, step: Step) -> list[int] | str:
         try:
             return self._run(self.log, *step)
+        except errors.InvalidRecord:
+            # Kafka's RecordValidationException does not tell a wrong timestamp from other errors.
+            return errors.InvalidRecord.__name__
         except errors.LogfsError as error:
             return type(error).__name__
 

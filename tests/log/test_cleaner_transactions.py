@@ -320,7 +320,8 @@ def test_duplicate_check_after_cleaning(log_dir: Path, clock: Clock, *, clean_st
         for producer in producers:
             first = 5 * (producer.producer_id - 1) + 2
             done = orders.append_batch(producer.sent)
-            assert done == (first, first + 2, True)
+            assert (done.first_offset, done.last_offset) == (first, first + 2)
+            assert done.duplicate
             header = Batch.parse(producer.sent).header
             assert orders.producers[producer.producer_id].last_sequence == header.last_sequence
 
