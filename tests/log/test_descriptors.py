@@ -17,6 +17,8 @@ import pytest
 
 from logfs.format.batches.record import Record
 from logfs.format.text.rendering import View
+from logfs.log.disk import disk as disk_module
+from logfs.log.disk.disk import Disk
 from logfs.log.read.text_view import KEPT_SEGMENTS
 from logfs.log.segment import segment_files
 from logfs.store.store import Store
@@ -380,3 +382,29 @@ def test_many_partitions_are_audited(log_dir: Path, clock: Clock) -> None:
         with Store(log_dir, clock=clock, only="") as store:
             store.create(f"orders-{number}").append([b"v"])
     assert_clean(log_dir)
+
+
+@pytest.mark.usefixtures("few")
+def test_logs_leave_descriptors_to_the_status_and_the_metrics(tmp_path: Path) -> None:
+    """Files of logs are refused before the last descriptors are taken, and a refused file is not made."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    there = tmp_path / "there"
+    there.touch()
+    disk, held = Disk(), []
+
+    def take_all() -> None:
+        while True:
+            held.append(disk.open(there))
+
+    with pytest.raises(OSError, match=os.strerror(errno.EMFILE)):
+        take_all()
+    new = tmp_path / "new"
+    with pytest.raises(OSError, match=os.strerror(errno.EMFILE)):
+        disk.open(new, write=True, create=True)
+    assert not new.exists()
+    reserved = min(disk_module._RESERVED, limit // 8)
+    others = [os.open("/", os.O_RDONLY) for _ in range(reserved)]
+    for fd in others:
+        os.close(fd)
+    for file in held:
+        file.close()

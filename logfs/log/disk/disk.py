@@ -155,6 +155,13 @@ class Entry(NamedTuple):
     is_directory: bool
 
 
+def _check_descriptor(fd: int, path: Path) -> None:
+    """Raise EMFILE for `path` if its descriptor `fd` is one of those that files of logs must leave to other uses."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if fd >= limit - min(_RESERVED, limit // 8):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+
+
 def _status(found: os.stat_result) -> Status:
     return Status(
         found.st_ino,
@@ -259,15 +266,21 @@ class Disk:
     def open(self, path: Path, *, write: bool = False, create: bool = False) -> File:
         """Open a regular file for reading, with `write` for writing too.
 
-        Raises `OSError`, without waiting, for a symlink, a FIFO or anything else that is not a regular file. `create`
-        makes a missing file, by default with mode 0640 less the umask. Other users must not read the files in log
-        directories: they read through the mount, whose mode bits control their access. A file that root makes gets
-        the owner of its directory, who must be able to use the log afterwards.
+        Raises `OSError`, without waiting, for a symlink, a FIFO or anything else that is not a regular file, and with
+        EMFILE while only the descriptors are left that other uses need (`_RESERVED`). `create` makes a missing file,
+        by default with mode 0640 less the umask. Other users must not read the files in log directories: they read
+        through the mount, whose mode bits control their access. A file that root makes gets the owner of its
+        directory, who must be able to use the log afterwards.
         """
         is_roots = create and not os.geteuid() and not os.path.lexists(path)
         flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         flags |= os.O_RDWR if write else os.O_RDONLY
-        flags |= os.O_CREAT if create else 0
+        if create:
+            # Look at a descriptor first: a refused call must not leave a new file behind.
+            flags |= os.O_CREAT
+            probe = os.open("/", os.O_PATH | os.O_CLOEXEC)
+            os.close(probe)
+            _check_descriptor(probe, path)
         fd = os.open(path, flags, self._file_mode)
         if fd <= _STANDARD_ERROR:
             # The process has closed a standard stream, and the file has got its descriptor. Use another descriptor,
@@ -277,10 +290,12 @@ class Disk:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
             raise OSError(errno.EINVAL, "is not a regular file", str(path))
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        if fd >= limit - min(_RESERVED, limit // 8):
-            os.close(fd)
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+        if not create:
+            try:
+                _check_descriptor(fd, path)
+            except OSError:
+                os.close(fd)
+                raise
         if is_roots:
             _give(fd, path.parent)
         return File(path, fd)
