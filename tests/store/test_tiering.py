@@ -971,6 +971,29 @@ def test_tiering_is_switched_off_in_a_log_that_is_not_open(
     assert_clean(log_dir)
 
 
+def test_a_bucket_is_named_anew_while_nothing_is_copied(
+    log_dir: Path, bucket: Path, clock: Clock, tmp_path: Path
+) -> None:
+    """A corrected URL is used at once; while there are copies, a changed one only by the next opening."""
+    with Store(log_dir, clock=clock) as store:
+        partition = tiered(store, bucket)
+        fill(partition)
+        store.settings.set_broker("remote.storage.url", f"file://{tmp_path}/missing")
+        with pytest.raises((OSError, LogfsError), match="missing"):
+            store.tier("orders-0")
+        store.settings.set_broker("remote.storage.url", f"file://{bucket}")
+        assert store.tier("orders-0") > 0
+        copied = objects(bucket)
+        assert copied
+        other = tmp_path / "other"
+        other.mkdir()
+        store.settings.set_broker("remote.storage.url", f"file://{other}")
+        fill(partition)
+        assert store.tier("orders-0") > 0
+        assert len(objects(bucket)) > len(copied)
+        assert not objects(other)
+
+
 def test_a_truncation_takes_copies_with_it(log_dir: Path, bucket: Path, clock: Clock) -> None:
     """Those that hold a dropped record; a log cannot end where only the object store has it."""
     with Store(log_dir, clock=clock) as store:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import uuid
     from collections.abc import Callable, Sequence
 
+    from logfs.config import BrokerConfig
     from logfs.format.tiered.remote_segment import RemoteSegment
     from logfs.log.append.partition import Partition
     from logfs.log.follow.tiered_segment import MissingSegment, TieredSegment
@@ -143,6 +144,8 @@ class TieredLogs:
         self.owner = BucketOwner(registry, self.disk)
         self._lock = make_lock(Level.TIERED)
         self._disk: TieredDisk | None = None
+        # The settings that the disk was last compared with.
+        self._followed: BrokerConfig | None = None
         self._logs: dict[RemotePartition, TieredLog] = {}
 
     def identify(self, partition: Log) -> RemotePartition | None:
@@ -169,6 +172,7 @@ class TieredLogs:
         named = self.identify(partition)
         if named is None:
             return None
+        self._follow_settings()
         known = self._logs.get(named)
         if known is not None:
             return known
@@ -183,27 +187,37 @@ class TieredLogs:
         log = self._logs.get(segment.partition)
         return log is not None and segment.segment_id in log.known
 
+    def _follow_settings(self) -> None:
+        """Forget the disk of the bucket if the settings name another bucket or prefix by now, unless it has copies.
+
+        If it has, the change takes effect at the next opening of the store. Raises the errors of
+        `RemoteLogMetadata.segments`.
+        """
+        config, before = self._registry.settings.broker_config, self._disk
+        if config is self._followed or before is None or not config.remote_storage_url:
+            return
+        named = f"{as_path(config.remote_storage_url)}/{config.remote_storage_prefix}"
+        if f"{before.home}/{before.prefix}" != named and not self.metadata.has_copies():
+            with self._lock:
+                # Another thread may have made the new disk already.
+                if self._disk is before:
+                    self._disk = None
+                    self._logs.clear()
+            before.release()
+            self.owner.is_claimed, self.owner.refusal = False, ""
+        self._followed = config
+
     def disk(self) -> TieredDisk:
         """Return the disk of the bucket. Raises `InvalidStore` if `remote.storage.url` names no bucket.
 
-        If the settings name another bucket or prefix by now, the disk is that of the new one, unless the old one has
-        remote segments: then the change takes effect at the next opening of the store. Raises the errors of
-        `RemoteLogMetadata.segments`.
+        Raises the errors of `RemoteLogMetadata.segments`, too, if the settings have changed.
         """
-        config = self._registry.settings.broker_config
-        before = self._disk
-        if before is not None and config.remote_storage_url:
-            named = f"{as_path(config.remote_storage_url)}/{config.remote_storage_prefix}"
-            if f"{before.home}/{before.prefix}" != named and not self.metadata.has_copies():
-                with self._lock:
-                    if self._disk is before:
-                        self._disk = None
-                        self._logs.clear()
-                self.owner.is_claimed, self.owner.refusal = False, ""
+        self._follow_settings()
         with self._lock:
             if self._disk is None:
                 from logfs.log.remote.tiered_disk import TieredDisk
 
+                config = self._registry.settings.broker_config
                 url = as_path(config.remote_storage_url)
                 if not isinstance(url, BucketPath):
                     raise InvalidStore(
